@@ -57,14 +57,14 @@ static void detach_all(struct mqd_reader *reader, struct mqd_reader_slot *slot)
 }
 
 /* Closes unreferenced segments, least recently used first, until fd_count <= fd_count_target.
- * `keep` stays open. */
-static void evict(struct mqd_reader *reader, uint32_t fd_count_target, const struct mqd_segment_ref *keep)
+ * `exempt` stays open. */
+static void evict(struct mqd_reader *reader, uint32_t fd_count_target, const struct mqd_segment_ref *exempt)
 {
     if (reader->fd_count <= fd_count_target)
         return;
     MQD_LIST_EACH(node, next, &reader->recent) {
         struct mqd_segment_ref *segment = MQD_CONTAINER(node, struct mqd_segment_ref, node);
-        if (segment->references > 0 || segment == keep)
+        if (segment->references > 0 || segment == exempt)
             continue;
         int32_t number = mqd_reader_segment_at(segment->slot, segment->base_offset);
         detach(reader, &segment->slot->segments[number]);
@@ -85,12 +85,12 @@ void mqd_reader_unreference(struct mqd_reader *reader, struct mqd_segment_ref *s
 
 /* Calls open(2), within the limit on descriptors; when the process has no descriptor left, closes
  * unused files and tries once more. */
-static int open_counted(struct mqd_reader *reader, const char *path, const struct mqd_segment_ref *keep)
+static int open_counted(struct mqd_reader *reader, const char *path, const struct mqd_segment_ref *exempt)
 {
-    evict(reader, reader->fd_count_max - 1, keep);
+    evict(reader, reader->fd_count_max - 1, exempt);
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0 && (errno == EMFILE || errno == ENFILE)) {
-        evict(reader, 0, keep);
+        evict(reader, 0, exempt);
         fd = open(path, O_RDONLY | O_CLOEXEC);
     }
     if (fd >= 0)
@@ -179,7 +179,7 @@ int16_t mqd_reader_open(struct mqd_reader *reader, struct mqd_reader_slot *slot,
     return 0;
 }
 
-/* True when the open file is still the one with its name. */
+/* Whether the segment's file name still refers to the open file. */
 static bool same_file(const struct mqd_reader_slot *slot, const struct mqd_segment_ref *segment)
 {
     char path[PATH_MAX];
@@ -188,8 +188,8 @@ static bool same_file(const struct mqd_reader_slot *slot, const struct mqd_segme
            stat(path, &status) == 0 && status.st_ino == segment->inode;
 }
 
-/* An index found by name belongs to the file that has the log's name now. If that is not the open
- * file, compaction has replaced both, the log first. */
+/* An index that is opened by name belongs to the .log that has the segment's name now. If that is
+ * not the open .log, compaction has replaced both files, the .log first. */
 int mqd_reader_open_index(struct mqd_reader *reader, struct mqd_segment_ref *segment)
 {
     char path[PATH_MAX];
@@ -253,12 +253,12 @@ struct names {
 };
 
 /* Makes room for one more element; returns -1 with errno on failure. */
-static int grow_array(void **array, uint32_t count, uint32_t *capacity, size_t size_bytes)
+static int grow_array(void **array, uint32_t count, uint32_t *capacity, size_t element_bytes)
 {
     if (count < *capacity)
         return 0;
     uint32_t new_capacity = *capacity ? *capacity * 2 : 16;
-    void *grown = realloc(*array, new_capacity * size_bytes);
+    void *grown = realloc(*array, new_capacity * element_bytes);
     if (!grown) {
         errno = ENOMEM;
         return -1;
@@ -369,7 +369,7 @@ struct mqd_reader *mqd_reader_create(uint32_t fd_count_max)
     reader->fd_count_max = fd_count_max > MQD_READER_FD_COUNT_MIN ? fd_count_max : MQD_READER_FD_COUNT_MIN;
     mqd_list_init(&reader->recent);
     mqd_list_init(&reader->detached);
-    mqd_list_init(&reader->known);
+    mqd_list_init(&reader->slot_list);
     return reader;
 }
 
@@ -404,7 +404,7 @@ int mqd_reader_set_path(struct mqd_reader *reader, uint32_t number, const char *
     }
     slot->path = copy;
     slot->number = number;
-    mqd_list_append(&reader->known, &slot->node);
+    mqd_list_append(&reader->slot_list, &slot->node);
     reader->slots[number] = slot;
     return 0;
 }
@@ -413,7 +413,7 @@ void mqd_reader_destroy(struct mqd_reader *reader)
 {
     if (!reader)
         return;
-    MQD_LIST_EACH(node, next, &reader->known)
+    MQD_LIST_EACH(node, next, &reader->slot_list)
         drop_slot(reader, MQD_CONTAINER(node, struct mqd_reader_slot, node));
     /* segments of ranges that were never released: their users no longer exist */
     MQD_LIST_EACH(node, next, &reader->detached)
@@ -423,7 +423,7 @@ void mqd_reader_destroy(struct mqd_reader *reader)
 
 void mqd_reader_sweep(struct mqd_reader *reader, uint64_t (*generation_of)(void *context, uint32_t slot), void *context)
 {
-    MQD_LIST_EACH(node, next, &reader->known) {
+    MQD_LIST_EACH(node, next, &reader->slot_list) {
         struct mqd_reader_slot *slot = MQD_CONTAINER(node, struct mqd_reader_slot, node);
         if (slot->open_count == 0)
             continue;

@@ -9,8 +9,8 @@
  *   R2  a referenced segment is never closed; a detached one is closed with its last reference.
  *   R3  at most fd_count_max descriptors, not counting those of referenced segments: the least
  *       recently used without a reference are closed first.
- *   R4  a slot's list and its open files belong to `generation`: with a new one the directory is
- *       read again and open files are compared by inode, so that a file that was removed, or
+ *   R4  a slot's list and its open files belong to `generation`: when that changes, the directory
+ *       is read again and open files are compared by inode, so that a file that was removed, or
  *       replaced under the same name (compaction), is released.
  * Concurrency: one thread.
  */
@@ -35,7 +35,7 @@ struct mqd_segment_ref {
     struct mqd_reader_slot *slot; /* NULL once detached */
     int64_t base_offset;
     int fd;
-    int index_fd; /* -1: not opened yet, or no index file (a segment below one index interval has none) */
+    int index_fd; /* -1: not opened yet, or no index file (a segment shorter than one index interval has none) */
     uint64_t inode;
     uint64_t serial; /* number of this open file, from 1; unlike the inode it is never reused */
     uint32_t references;
@@ -51,14 +51,14 @@ struct mqd_reader_segment {
 };
 
 struct mqd_reader_slot {
-    struct mqd_node node; /* in reader->known */
+    struct mqd_node node; /* in reader->slot_list */
     char *path;
     uint32_t number;
     uint32_t segment_count;
     uint32_t open_count;
     bool listed;
     /* the high watermark's segment and position when mqd_range_just_written was first called */
-    bool first_use_known;
+    bool has_first_use;
     int64_t first_use_segment;
     uint32_t first_use_position;
     /* compaction is replacing files: mqd_reader_is_swapping */
@@ -69,7 +69,7 @@ struct mqd_reader_slot {
     int64_t missing_offset;
     uint64_t missing_generation;
     uint64_t generation;
-    bool limit_known; /* the next four fields are the last result of mqd_reader_limit_positions */
+    bool has_limit; /* the next four fields are the last result of mqd_reader_limit_positions */
     int64_t limit_offset, limit_segment;
     uint64_t limit_generation;
     uint32_t limit_position;
@@ -83,7 +83,7 @@ struct mqd_reader {
     uint64_t last_serial;
     struct mqd_node recent; /* least recently used first */
     struct mqd_node detached;
-    struct mqd_node known; /* slots with a path */
+    struct mqd_node slot_list; /* slots with a path */
     struct mqd_reader_slot *slots[MQD_PARTITION_SLOT_COUNT];
     int64_t chunk_position; /* the part of a .log in `chunk`, for the current lookup */
     uint32_t chunk_bytes;

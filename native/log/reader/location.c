@@ -27,8 +27,8 @@ static int16_t fill_extent(struct mqd_reader_slot *slot, const struct mqd_positi
     int32_t number = mqd_reader_segment_at(slot, out->base_offset);
     if (number < 0 || slot->segments[number].base_offset != out->base_offset)
         return mqd_reader_report_missing(slot, "the segment", out->base_offset);
-    bool last = (uint32_t)number + 1 == slot->segment_count;
-    out->next_base_offset = last ? INT64_MAX : slot->segments[number + 1].base_offset;
+    bool is_last = (uint32_t)number + 1 == slot->segment_count;
+    out->next_base_offset = is_last ? INT64_MAX : slot->segments[number + 1].base_offset;
     if (out->base_offset >= positions->high_watermark_segment) {
         if (out->next_base_offset > positions->high_watermark)
             /* rolled, but not readable to its end: a client that mistook readable_bytes for the

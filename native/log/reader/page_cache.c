@@ -77,8 +77,8 @@ bool mqd_range_just_written(struct mqd_reader *reader, uint32_t slot_number, con
     struct mqd_reader_slot *slot = slot_number < MQD_PARTITION_SLOT_COUNT ? reader->slots[slot_number] : NULL;
     if (!slot)
         return false;
-    if (!slot->first_use_known) {
-        slot->first_use_known = true;
+    if (!slot->has_first_use) {
+        slot->has_first_use = true;
         slot->first_use_segment = positions->high_watermark_segment;
         slot->first_use_position = positions->high_watermark_position;
     }

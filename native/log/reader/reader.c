@@ -83,9 +83,9 @@ static struct entry entry_at(const struct mqd_reader *reader, uint32_t number, u
                           .index_position = chunk_position + number * INDEX_ENTRY_BYTES};
 }
 
-/* Reads whole entries into the chunk, from this position of the .index on. Returns their number; 0
- * at the end. An unreadable index is treated as empty: the reader then walks the log, which is
- * slower. */
+/* Reads whole entries into the chunk, starting at this position of the .index. Returns their
+ * number; 0 at the end. An unreadable index is treated as empty: the reader then walks the log,
+ * which is slower. */
 static uint32_t index_read(struct mqd_reader *reader, int fd, uint32_t index_position, uint32_t size_bytes)
 {
     ssize_t n = pread(fd, reader->index_chunk, size_bytes, index_position);
@@ -115,7 +115,7 @@ static uint32_t count_below(const struct mqd_reader *reader, uint32_t count, uin
 }
 
 /* Finds the last entry below both bounds; returns false if there is none. Reads once if the entry
- * is in the 4 KiB from `hint` on (2 to 16 MiB of log), otherwise bisects the index by 4 KiB
+ * is in the 4 KiB that begin at `hint` (2 to 16 MiB of log), otherwise bisects the index by 4 KiB
  * pages. */
 static bool find_last_entry(struct mqd_reader *reader, struct mqd_segment_ref *segment, uint32_t hint,
                             uint32_t relative_offset_max, uint32_t position_max, struct entry *out)
@@ -136,7 +136,7 @@ static bool find_last_entry(struct mqd_reader *reader, struct mqd_segment_ref *s
              high = size_bytes > 0
                         ? (uint32_t)((size_bytes + MQD_READER_INDEX_CHUNK_BYTES - 1) / MQD_READER_INDEX_CHUNK_BYTES)
                         : 0;
-    while (low < high) { /* pages before `low` begin below the bounds, those from `high` on do not */
+    while (low < high) { /* the pages before `low` begin below the bounds; page `high` and later ones do not */
         uint32_t middle = low + (high - low) / 2;
         if (index_read(reader, fd, middle * MQD_READER_INDEX_CHUNK_BYTES, INDEX_ENTRY_BYTES) &&
             entry_below(entry_at(reader, 0, 0), relative_offset_max, position_max))
@@ -226,7 +226,7 @@ static int16_t walk_to(struct mqd_reader *reader, struct mqd_segment_ref *segmen
         if (code)
             return code;
         if (batch.base_offset < next_offset)
-            return report_corrupt(segment, *position, "its base offset is below that of the batch before");
+            return report_corrupt(segment, *position, "a batch's base offset is below the end of the batch before");
         next_offset = batch.base_offset + batch.last_offset_delta + 1;
         if (next_offset > offset) {
             *found = true;
@@ -358,8 +358,8 @@ static int16_t locate(struct mqd_reader *reader, struct mqd_reader_slot *slot, c
 
 /* ---- range ---- */
 
-/* Used when the index has no boundary within `requested_limit`: walks to the last batch boundary
- * there; with min_one_batch, at least to the end of the first batch. */
+/* Used when the index has no boundary within `requested_limit`: walks to the last batch boundary at
+ * or below it; with min_one_batch, at least to the end of the first batch. */
 static int16_t walk_range(struct mqd_reader *reader, const struct location *location, uint64_t requested_limit,
                           bool min_one_batch, struct mqd_cursor *end)
 {
@@ -468,7 +468,7 @@ int16_t mqd_reader_limit_positions(struct mqd_reader *reader, uint32_t slot_numb
                       slot_number);
         return MQD_UNKNOWN_TOPIC_OR_PARTITION;
     }
-    if (!slot->limit_known || slot->limit_offset != end_offset || slot->limit_generation != segments_generation) {
+    if (!slot->has_limit || slot->limit_offset != end_offset || slot->limit_generation != segments_generation) {
         int16_t code = locate(reader, slot, positions, segments_generation, end_offset, &none, &location);
         if (code)
             return code;
@@ -476,7 +476,7 @@ int16_t mqd_reader_limit_positions(struct mqd_reader *reader, uint32_t slot_numb
             positions->high_watermark = end_offset;
             return 0;
         }
-        slot->limit_known = true;
+        slot->has_limit = true;
         slot->limit_offset = end_offset;
         slot->limit_generation = segments_generation;
         slot->limit_segment = location.segment->base_offset;

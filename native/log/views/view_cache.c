@@ -21,7 +21,7 @@ uint32_t mqd_view_planted;
 #define BATCH_LENGTH_AT 8   /* position of the length field in a batch */
 #define BATCH_LENGTH_END (BATCH_LENGTH_AT + 4)
 #define NOT_CACHED 2
-#define STOPPED 3 /* no room for more, as if `take_piece` returned 0, but *position is after the last batch taken */
+#define STOPPED 3 /* no room for more, as when `take_piece` returns 0; *position is after the last batch taken */
 
 struct piece {
     struct piece *next;
@@ -36,7 +36,7 @@ struct piece {
     uint8_t bytes[];
 };
 
-struct buffer { /* the file's bytes from `position` on */
+struct buffer { /* bytes of the file, starting at `position` */
     uint32_t capacity_bytes, size_bytes, position;
     uint8_t bytes[];
 };
@@ -172,8 +172,8 @@ static int take_piece(struct mqd_view_read *read, const struct piece *piece)
     return 1;
 }
 
-/* Takes the cached selection of the piece, from *position on. Returns what `take_piece` returns, or
- * NOT_CACHED. */
+/* Takes the cached selection of the piece that contains *position, and moves *position to the
+ * piece's end. Returns what `take_piece` returns, or NOT_CACHED. */
 static int take_cached(struct mqd_view_cache *cache, struct mqd_view_read *read, uint32_t *position)
 {
     int result = NOT_CACHED;
@@ -214,7 +214,8 @@ static struct piece *join_pieces(const struct mqd_view_cache *cache, const struc
     return joined;
 }
 
-/* Caches the piece, joined with the cached one that precedes it; frees it if it is not cached. */
+/* Caches the piece, joined with the cached one that directly precedes it, if any. Frees the piece
+ * if it is not cached. */
 static void cache_piece(struct mqd_view_cache *cache, const struct mqd_view_read *read, struct piece *piece)
 {
     pthread_mutex_lock(&cache->mutex);
@@ -298,8 +299,8 @@ static bool fill(const struct mqd_view_read *read, struct buffer **buffer, uint3
     return true;
 }
 
-/* Reads the batches from `position` on that begin in the same piece and end at or below the limit.
- * *last: the position of the last one in the buffer. */
+/* Reads the batch at `position` and all following ones that begin in the same piece and end at or
+ * below the limit. *last: the position of the last batch in the buffer. */
 static int16_t read_piece(const struct mqd_view_cache *cache, const struct mqd_view_read *read, uint32_t position,
                           struct buffer **buffer, uint32_t *last, uint32_t *size_bytes)
 {
@@ -327,8 +328,8 @@ static int16_t read_piece(const struct mqd_view_cache *cache, const struct mqd_v
     return at ? 0 : MQD_KAFKA_CORRUPT_MESSAGE;
 }
 
-/* Creates a piece for the batches in the buffer; their selection is in selection.bytes from
- * selection_begin on. Returns NULL if out of memory. */
+/* Creates a piece for the batches in the buffer; what was selected from them is in selection.bytes,
+ * starting at selection_begin. Returns NULL if out of memory. */
 static struct piece *piece_new(const struct mqd_view_cache *cache, const struct mqd_view_read *read,
                                const struct buffer *buffer, uint32_t last, uint32_t end, uint64_t selection_begin)
 {
@@ -354,8 +355,8 @@ static struct piece *piece_new(const struct mqd_view_cache *cache, const struct 
     return piece;
 }
 
-/* Drops those batches in selection.bytes from selection_begin on that exceed output_bytes_max.
- * Returns what `take_piece` returns. */
+/* Of the batches in selection.bytes that start at or after selection_begin, drops those that exceed
+ * output_bytes_max. Returns what `take_piece` returns. */
 static int trim_selection(struct mqd_view_read *read, uint64_t selection_begin)
 {
     struct mqd_filtered *out = &read->selection, all = *out;
@@ -375,7 +376,7 @@ static int trim_selection(struct mqd_view_read *read, uint64_t selection_begin)
     return 1;
 }
 
-/* Reads the piece from *position on, selects from it, and caches the selection if it is small.
+/* Reads the piece, starting at *position, selects from it, and caches the selection if it is small.
  * Returns what `take_piece` returns, or STOPPED. */
 static int take_uncached(struct mqd_view_cache *cache, struct mqd_view_read *read, uint32_t *position,
                          struct buffer **buffer)

@@ -203,7 +203,7 @@ TEST(a_damaged_header_is_reported_with_its_position)
     CHECK_EQUAL(mqd_reader_find(reader, 3, &shared.positions, 1, 60, 2000, true, &cursor, &range), 2);
     damage(100, ".log", 3000, "\0\0\0\0\0\0\0\1", 8); /* a decreasing offset */
     CHECK_EQUAL(mqd_reader_find(reader, 3, &shared.positions, 1, 106, 2000, true, &cursor, &range), 2);
-    CHECK_CONTAINS(mqd_error_message(), "at position 3000: its base offset is below");
+    CHECK_CONTAINS(mqd_error_message(), "at position 3000: a batch's base offset is below");
     plain_end(reader);
 }
 
