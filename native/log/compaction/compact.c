@@ -44,9 +44,9 @@ static uint32_t find_segment(const struct mqd_compact *compact, int64_t offset)
 static int begin_map(struct mqd_compact *compact)
 {
     bool begins_in_clean_segment =
-        compact->producers_from >= 0 && compact->producers_from < compact->options.first_dirty_offset;
+        compact->snapshot_end_offset >= 0 && compact->snapshot_end_offset < compact->options.first_dirty_offset;
     uint32_t number =
-        begins_in_clean_segment ? find_segment(compact, compact->producers_from) : compact->first_dirty_number;
+        begins_in_clean_segment ? find_segment(compact, compact->snapshot_end_offset) : compact->first_dirty_number;
     return mqd_compact_input_begin(&compact->input, number, compact->options.to_clean_count);
 }
 
@@ -59,7 +59,7 @@ struct mqd_compact *mqd_compact_open(const char *directory, const int64_t *bases
     if (compact) {
         compact->options = *options;
         compact->input.fd = compact->scan_input.fd = compact->output.fd = -1;
-        compact->producers_from = -1;
+        compact->snapshot_end_offset = -1;
         compact->directory = strdup(directory);
         compact->bases = malloc(options->segment_count * sizeof *bases);
     }

@@ -126,7 +126,7 @@ struct mqd_compact {
     /* producer -> base offset of its last data batch, or MQD_COMPACT_ONLY_MARKERS; and that
      * batch's epoch */
     struct mqd_id_map last_batch, last_epoch;
-    int64_t producers_from; /* the snapshot covers batches below this offset; -1 = no snapshot */
+    int64_t snapshot_end_offset; /* the snapshot covers batches below this offset; -1 = no snapshot */
     /* copy */
     struct mqd_compact_output output;
     uint32_t group_first, group_end, next_group_first;

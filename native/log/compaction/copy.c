@@ -54,7 +54,7 @@ static bool is_last_of_producer(const struct mqd_compact *compact, const struct 
     if (batch->producer_id < 0)
         return false;
     if (!mqd_id_map_get(&compact->last_batch, batch->producer_id, &last))
-        return compact->producers_from < 0; /* without a snapshot any batch may be the last */
+        return compact->snapshot_end_offset < 0; /* without a snapshot any batch may be the last */
     return batch->attributes & MQD_ATTRIBUTE_CONTROL ? last == MQD_COMPACT_ONLY_MARKERS(batch->producer_epoch)
                                                      : last == batch->base_offset;
 }

@@ -96,7 +96,7 @@ void mqd_key_map_close(struct mqd_key_map *map)
 static struct mqd_key_entry *find(const struct mqd_key_map *map, const uint64_t hash[2])
 {
     uint64_t i = (uint64_t)(((unsigned __int128)hash[0] * map->capacity) >> 64);
-    while (map->entries[i].offset && (map->entries[i].hash[0] != hash[0] || map->entries[i].hash[1] != hash[1]))
+    while (map->entries[i].offset_plus_1 && (map->entries[i].hash[0] != hash[0] || map->entries[i].hash[1] != hash[1]))
         i = i + 1 == map->capacity ? 0 : i + 1;
     return &map->entries[i];
 }
@@ -106,14 +106,14 @@ bool mqd_key_map_put(struct mqd_key_map *map, const uint8_t *key, uint32_t key_b
     uint64_t hash[2];
     mqd_siphash(map->seed, key, key_bytes, hash);
     struct mqd_key_entry *entry = find(map, hash);
-    if (!entry->offset) {
+    if (!entry->offset_plus_1) {
         if (map->count >= map->count_max)
             return false;
         map->count++;
         memcpy(entry->hash, hash, sizeof hash);
     }
-    if (entry->offset < offset + 1)
-        entry->offset = offset + 1;
+    if (entry->offset_plus_1 < offset + 1)
+        entry->offset_plus_1 = offset + 1;
     return true;
 }
 
@@ -121,7 +121,7 @@ int64_t mqd_key_map_get(const struct mqd_key_map *map, const uint8_t *key, uint3
 {
     uint64_t hash[2];
     mqd_siphash(map->seed, key, key_bytes, hash);
-    return find(map, hash)->offset - 1;
+    return find(map, hash)->offset_plus_1 - 1;
 }
 
 /* ---- ids ---- */

@@ -11,7 +11,7 @@
  *   M2  an offset never decreases.
  *
  * mqd_id_map: maps an int64 (a producer id) to an int64; grows by doubling. A deletion moves later
- * entries back; there are no tombstones. Its bound is the number of producers in the log.
+ * entries back; there are no tombstones. The number of producers in the log bounds its size.
  *
  * Concurrency: one thread.
  */
@@ -22,7 +22,7 @@
 
 struct mqd_key_entry {
     uint64_t hash[2];
-    int64_t offset; /* plus 1; 0 = free */
+    int64_t offset_plus_1; /* 0 = free */
 };
 
 struct mqd_key_map {

@@ -11,8 +11,7 @@
  *   5  finish: the other segments are deleted in ascending order; when that is durable, BASE.swap
  *      is deleted, durably too
  *
- * Recovery performs 3 and 5 where it finds a BASE.swap; each of their steps may already have been
- * done.
+ * Recovery performs 3 and 5 where it finds a BASE.swap; parts of both may already have been done.
  *
  * Why in this order: a reader that lists the directory at any moment sees every record that is
  * kept: the new BASE.log has all of them, and the remaining old segments have second copies. A
@@ -58,7 +57,8 @@ static const char *const suffixes[KIND_COUNT] = {".log", ".index", ".timeindex",
 
 struct swap {
     int64_t base_offset;
-    uint32_t kinds, count;
+    uint32_t kinds; /* bits, as in BASE.swap */
+    uint32_t count; /* of `others` */
     int64_t *others;
 };
 
@@ -327,7 +327,7 @@ int mqd_compact_recover(const char *directory)
 /* ---- the owner's list ---- */
 
 /* Only a flushed segment before the active one may be replaced. It must also be before the segment
- * of the high watermark, because readers use positions from there on. */
+ * of the high watermark: published byte positions refer to that segment and to later ones. */
 static bool may_be_replaced(const struct mqd_partition *partition, int64_t last)
 {
     return last < partition->active.base_offset && last < partition->high_watermark.segment &&

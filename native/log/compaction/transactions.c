@@ -64,7 +64,7 @@ int mqd_compact_load_producers(struct mqd_compact *compact, int64_t snapshot_off
     int result = 0;
     if (bytes && mqd_producers_decode(&producers, bytes, size_bytes, &stored_offset) == 0 &&
         stored_offset == snapshot_offset) {
-        compact->producers_from = snapshot_offset;
+        compact->snapshot_end_offset = snapshot_offset;
         for (uint32_t link = producers.newest; link && result == 0; link = producers.entries[link - 1].older)
             result = load_producer(compact, &producers.entries[link - 1]);
         for (uint32_t link = producers.transactions.oldest; link && result == 0;
@@ -80,19 +80,19 @@ int mqd_compact_load_producers(struct mqd_compact *compact, int64_t snapshot_off
     return result;
 }
 
-/* As in Kafka, a marker does not replace the data batch of its epoch: the batch has the sequence
- * that K5 keeps. */
+/* As in Kafka, a marker does not replace the producer's last data batch of the same epoch, because
+ * that batch has the sequence numbers that K5 keeps. */
 int mqd_compact_note_producer(struct mqd_compact *compact, const struct mqd_batch *batch)
 {
     int64_t last, epoch;
-    if (batch->producer_id < 0 || batch->base_offset < compact->producers_from)
+    if (batch->producer_id < 0 || batch->base_offset < compact->snapshot_end_offset)
         return 0;
     if (!(batch->attributes & MQD_ATTRIBUTE_CONTROL))
         return set_last(compact, batch->producer_id, batch->producer_epoch, batch->base_offset);
-    bool known = mqd_id_map_get(&compact->last_batch, batch->producer_id, &last);
-    if (!known && compact->producers_from < 0)
-        return 0; /* its last data batch may be in a segment that is not read: all batches stay */
-    if (known && mqd_id_map_get(&compact->last_epoch, batch->producer_id, &epoch) && epoch == batch->producer_epoch)
+    bool is_known = mqd_id_map_get(&compact->last_batch, batch->producer_id, &last);
+    if (!is_known && compact->snapshot_end_offset < 0)
+        return 0; /* the producer's last data batch may be in a segment that is not read: all its batches stay */
+    if (is_known && mqd_id_map_get(&compact->last_epoch, batch->producer_id, &epoch) && epoch == batch->producer_epoch)
         return 0;
     return set_last(compact, batch->producer_id, batch->producer_epoch,
                     MQD_COMPACT_ONLY_MARKERS(batch->producer_epoch));

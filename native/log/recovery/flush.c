@@ -93,9 +93,9 @@ int mqd_recovery_flush(struct mqd_partition *partition, const struct mqd_recover
 {
     bool flushed = false;
     for (uint32_t i = 0; i < partition->segment_count; i++) {
-        bool last = i + 1 == partition->segment_count;
-        int64_t end_offset = last ? partition->log_end_offset : partition->segments[i + 1];
-        if (end_offset <= recovery->recovery_point_offset && !(last && changed))
+        bool is_last = i + 1 == partition->segment_count;
+        int64_t end_offset = is_last ? partition->log_end_offset : partition->segments[i + 1];
+        if (end_offset <= recovery->recovery_point_offset && !(is_last && changed))
             continue;
         if (end_offset == partition->segments[i] && !changed)
             continue;

@@ -327,7 +327,7 @@ static int open_recovered(struct recovery *recovery, int64_t now_ms)
         return -1;
     if (in_out->replicated && !recovery->cutting && restore_high_watermark(partition, in_out->high_watermark) < 0)
         return -1;
-    if (!recovery->cutting) /* otherwise take_over in truncation.c restores the high watermark and then settles them */
+    if (!recovery->cutting) /* otherwise take_over in truncation.c does this, after it has set the high watermark */
         mqd_partition_settle_transactions(partition);
     in_out->log_start_offset = partition->log_start_offset;
     in_out->log_end_offset = partition->log_end_offset;
@@ -337,8 +337,8 @@ static int open_recovered(struct recovery *recovery, int64_t now_ms)
     return 0;
 }
 
-/* Completes an interrupted truncation, and limits the recovery point to the lowest offset of
- * earlier ones (log/recovery/truncation.h). */
+/* Completes an interrupted truncation. Lowers the recovery point to the lowest offset to which the
+ * log has been truncated since a checkpoint (log/recovery/truncation.h). */
 static int resume_truncation(struct recovery *recovery)
 {
     struct mqd_truncation_marks marks;

@@ -1,18 +1,19 @@
 /* Opening a partition's log: shared by the files of log/recovery/. Runs off the reactor; may block.
  *
  * Three modes, chosen by mqd_recovery:
- *   clean    the clean-shutdown marker was found: only the end of the last segment is walked, by
- *            headers. If that is inconsistent, the marker was wrong, and the log is `checked`.
- *   trusted  a process died but the page cache survived: the log is truncated at the published end,
- *            and headers are walked from the last index entry. If that is inconsistent, the log is
+ *   clean    the clean-shutdown marker was found: only the headers at the end of the last segment
+ *            are walked. If they are inconsistent, the marker was wrong, and the mode becomes
  *            `checked`.
- *   checked  from recovery_point_offset on every CRC is computed; the log ends before the first
+ *   trusted  a process died but the page cache survived: the log is truncated at the published end,
+ *            and headers are walked from the last index entry. If they are inconsistent, the mode
+ *            becomes `checked`.
+ *   checked  every CRC above recovery_point_offset is verified; the log ends before the first
  *            invalid byte, and later segments are deleted.
  *
  * Invariants
  *   C1  nothing below recovery_point_offset is truncated or deleted. A damaged batch there stays,
- *       and readers get the error; the walk continues after it. When nothing valid is found after
- *       it, the file is left unchanged and a new segment begins at the recovery point.
+ *       and readers get an error; the walk continues after the batch. When nothing valid is found
+ *       after it, the file is left unchanged and a new segment begins at the recovery point.
  *   C2  afterwards everything below log end is on disk (high watermark = log end): files with bytes
  *       above the recovery point are flushed. Where a flush has failed before (`rewrite`) they are
  *       rewritten first: the kernel marks pages as clean even if it could not write them, so a
@@ -23,10 +24,10 @@
  *       of truncated markers are removed. A .txnindex that fails verification (log/txn_index.h) is
  *       rebuilt from the log.
  *   C5  when the log of a partition with several replicas is truncated although whole batches
- *       follow the damage, this is recorded permanently by a file `shortened` that is durable
- *       before the truncation: a torn write can look like that, and so can a flipped bit in data
- *       that was flushed and acknowledged. The caller that opens the log decides how far to trust
- *       it, and removes the file.
+ *       follow the damage, this is recorded in a file `shortened`, which is durable before the
+ *       truncation: the cause may be a torn write, but also a flipped bit in data that was flushed
+ *       and acknowledged. The caller that opens the log decides how far to trust the log, and
+ *       removes the file.
  *   C6  missing data is reported: a sealed segment that ends before the next one begins (only
  *       compaction leaves such gaps), or a log that ends below the recovery point. With several
  *       replicas the log then ends there; a single replica continues at the recovery point.
@@ -70,11 +71,11 @@ struct mqd_index_entry mqd_recovery_walk_start(int fd, const char *directory, in
  * mqd_error set. */
 int mqd_recovery_load_dedup_ids(struct mqd_partition *partition, int64_t decided_below, int64_t now_ms);
 
-/* For log/recovery/truncation.c: rebuilds `old`, whose files are closed, from the segments and
- * snapshots of `listing`, without anything beyond cut_offset (-1: the log is emptied and begins at
- * recovery->log_start_offset). In `recovery` the caller also sets trusted_end_offset to the cut
- * and recovery_point_offset to the end of the part that is on disk (at most the cut). On return
- * everything is on disk. NULL: mqd_error set. */
+/* For log/recovery/truncation.c: returns a new object for the log of `old`, whose files are closed.
+ * It has the segments and snapshots of `listing`, without anything beyond cut_offset (-1: the log
+ * is emptied and begins at recovery->log_start_offset). In `recovery` the caller also sets
+ * trusted_end_offset to the cut and recovery_point_offset to the end of the part that is on disk
+ * (at most the cut). On return everything is on disk. NULL: mqd_error set. */
 struct mqd_partition *mqd_recovery_cut(const struct mqd_partition *old, struct mqd_listing *listing, int64_t cut_offset,
                                        int64_t now_ms, struct mqd_recovery *recovery);
 

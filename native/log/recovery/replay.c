@@ -105,32 +105,32 @@ static int load_newest_snapshot(struct mqd_partition *partition, const struct mq
 
 struct replay {
     struct mqd_partition *partition;
-    int64_t producers_from; /* the snapshot covers batches below this offset */
-    int64_t aborted_from;   /* the .txnindex files have the entries of markers below this offset */
-    int64_t decided_below;  /* transactions that ended below this no longer matter */
+    int64_t snapshot_end_offset; /* the snapshot covers batches below this offset */
+    int64_t indexed_below;       /* the .txnindex files have the entries of markers below this offset */
+    int64_t decided_below;       /* transactions that ended below this no longer matter */
     int64_t now_ms;
-    struct mqd_aborted_list known;   /* the entries in the current segment's .txnindex */
-    struct mqd_aborted_list rebuilt; /* its entries that the walk made for markers at or after aborted_from */
-    bool entry_lost;                 /* a marker below producers_from has no entry */
+    struct mqd_aborted_list indexed; /* the entries in the current segment's .txnindex */
+    struct mqd_aborted_list rebuilt; /* the entries that the walk made, for markers at or after indexed_below */
+    bool entry_lost;                 /* a marker below snapshot_end_offset has no entry */
     bool changed;
     bool rebuilding; /* only the .txnindex files that fail verification are rebuilt */
     /* entries of markers at or after this offset need no verification: they are rebuilt from the
      * log anyway */
-    int64_t aborted_limit;
+    int64_t verify_below;
 };
 
 /* Returns the entry for this marker that is already in the file, or NULL. */
-static const struct mqd_aborted *known_entry(const struct replay *replay, int64_t producer_id, int64_t last_offset)
+static const struct mqd_aborted *indexed_entry(const struct replay *replay, int64_t producer_id, int64_t last_offset)
 {
-    uint32_t low = 0, high = replay->known.count;
+    uint32_t low = 0, high = replay->indexed.count;
     while (low < high) {
         uint32_t middle = low + (high - low) / 2;
-        if (replay->known.entries[middle].last_offset < last_offset)
+        if (replay->indexed.entries[middle].last_offset < last_offset)
             low = middle + 1;
         else
             high = middle;
     }
-    const struct mqd_aborted *entry = low < replay->known.count ? &replay->known.entries[low] : NULL;
+    const struct mqd_aborted *entry = low < replay->indexed.count ? &replay->indexed.entries[low] : NULL;
     return entry && entry->last_offset == last_offset && entry->producer_id == producer_id ? entry : NULL;
 }
 
@@ -139,20 +139,20 @@ static int add_rebuilt(struct replay *replay, struct mqd_aborted entry)
     const struct mqd_aborted *previous =
         replay->rebuilt.count ? &replay->rebuilt.entries[replay->rebuilt.count - 1] : NULL;
     if (previous && previous->last_offset >= entry.last_offset)
-        return 0; /* after damage, the walk encounters a marker twice */
+        return 0; /* after damage, the walk may encounter a marker twice */
     if (previous && previous->last_stable_offset > entry.last_stable_offset)
         entry.last_stable_offset = previous->last_stable_offset;
     return mqd_aborted_add(&replay->rebuilt, &entry);
 }
 
-/* Handles an abort marker that ended a transaction. first_offset: where the transaction began, or
- * -1 if that was before the snapshot, so that only the file has the offset. */
+/* Handles an abort marker that ended a transaction. first_offset: where the transaction began; -1
+ * if the marker is covered by the snapshot, so that only the file has this offset. */
 static int replay_abort(struct replay *replay, const struct mqd_batch *batch, int64_t first_offset)
 {
-    const struct mqd_aborted *known = known_entry(replay, batch->producer_id, batch->base_offset);
+    const struct mqd_aborted *indexed = indexed_entry(replay, batch->producer_id, batch->base_offset);
     /* the beginning of the transaction may have been deleted from the log since */
-    if (known && (first_offset < 0 || known->first_offset <= first_offset))
-        return add_rebuilt(replay, *known);
+    if (indexed && (first_offset < 0 || indexed->first_offset <= first_offset))
+        return add_rebuilt(replay, *indexed);
     if (first_offset < 0) {
         replay->entry_lost = true;
         return 0;
@@ -192,10 +192,10 @@ static int replay_marker(struct replay *replay, const struct mqd_batch *batch, i
         return mqd_error_system(errno, "%s: cannot read a control batch", replay->partition->path);
     if (got != batch->size_bytes || mqd_marker_parse(bytes, batch, &marker) < 0)
         return 0;
-    bool in_snapshot = batch->base_offset < replay->producers_from;
+    bool in_snapshot = batch->base_offset < replay->snapshot_end_offset;
     if (!in_snapshot && add_producer(replay, batch, &marker, &first_offset) < 0)
         return -1;
-    if (marker.commit || batch->base_offset < replay->aborted_from || (!in_snapshot && first_offset < 0))
+    if (marker.commit || batch->base_offset < replay->indexed_below || (!in_snapshot && first_offset < 0))
         return 0;
     return replay_abort(replay, batch, first_offset);
 }
@@ -210,7 +210,7 @@ static int replay_batch(struct replay *replay, const struct mqd_batch *batch, in
         return 0;
     if (batch->attributes & CONTROL_BIT)
         return replay_marker(replay, batch, fd, position);
-    return batch->base_offset < replay->producers_from ? 0 : add_producer(replay, batch, NULL, &unused);
+    return batch->base_offset < replay->snapshot_end_offset ? 0 : add_producer(replay, batch, NULL, &unused);
 }
 
 /* Damage below the recovery point is skipped, as in the walk that found the log's end. The length
@@ -298,10 +298,11 @@ static int write_aborted(struct replay *replay, int64_t base_offset, uint32_t *f
 {
     char path[PATH_MAX];
     struct stat status;
-    uint32_t trusted = 0;
-    while (trusted < replay->known.count && replay->known.entries[trusted].last_offset < replay->aborted_from)
-        trusted++;
-    uint32_t count = trusted + replay->rebuilt.count;
+    uint32_t trusted_count = 0;
+    while (trusted_count < replay->indexed.count &&
+           replay->indexed.entries[trusted_count].last_offset < replay->indexed_below)
+        trusted_count++;
+    uint32_t count = trusted_count + replay->rebuilt.count;
     *file_bytes = count * MQD_TXN_INDEX_ENTRY_BYTES;
     if (mqd_segment_path(path, sizeof path, replay->partition->path, base_offset, MQD_FILE_TXN_INDEX) < 0)
         return -1;
@@ -309,36 +310,37 @@ static int write_aborted(struct replay *replay, int64_t base_offset, uint32_t *f
     if (mqd_segment_path(path, sizeof path, replay->partition->path, base_offset, MQD_FILE_TXN_SUM) < 0)
         return -1;
     int64_t sum_bytes = stat(path, &status) == 0 ? status.st_size : 0;
-    if (sum_bytes == (int64_t)count * MQD_TXN_SUM_BYTES && count == replay->known.count && size_bytes == *file_bytes &&
-        same_entries(replay->known.entries + trusted, replay->rebuilt.entries, replay->rebuilt.count))
+    if (sum_bytes == (int64_t)count * MQD_TXN_SUM_BYTES && count == replay->indexed.count &&
+        size_bytes == *file_bytes &&
+        same_entries(replay->indexed.entries + trusted_count, replay->rebuilt.entries, replay->rebuilt.count))
         return 0;
-    replay->known.count = trusted;
+    replay->indexed.count = trusted_count;
     for (uint32_t i = 0; i < replay->rebuilt.count; i++)
-        if (mqd_aborted_add(&replay->known, &replay->rebuilt.entries[i]) < 0)
+        if (mqd_aborted_add(&replay->indexed, &replay->rebuilt.entries[i]) < 0)
             return -1;
     replay->changed = true;
-    return mqd_txn_index_replace(replay->partition->path, base_offset, &replay->known, true);
+    return mqd_txn_index_replace(replay->partition->path, base_offset, &replay->indexed, true);
 }
 
 static int replay_segment(struct replay *replay, uint32_t i, int64_t from_offset)
 {
     struct mqd_partition *partition = replay->partition;
-    bool last = i + 1 == partition->segment_count;
+    bool is_last = i + 1 == partition->segment_count;
     int64_t base_offset = partition->segments[i],
-            end_offset = last ? partition->log_end_offset : partition->segments[i + 1];
-    bool walked = end_offset > from_offset && end_offset > base_offset;
+            end_offset = is_last ? partition->log_end_offset : partition->segments[i + 1];
+    bool must_walk = end_offset > from_offset && end_offset > base_offset;
     uint32_t file_bytes;
-    if (!walked && !last)
+    if (!must_walk && !is_last)
         return 0;
     replay->rebuilt.count = 0;
-    if (mqd_txn_index_load(partition->path, base_offset, end_offset, &replay->known) < 0 ||
-        (walked && walk_segment(replay, i, from_offset) < 0))
+    if (mqd_txn_index_load(partition->path, base_offset, end_offset, &replay->indexed) < 0 ||
+        (must_walk && walk_segment(replay, i, from_offset) < 0))
         return -1;
     if (replay->entry_lost)
         return 0;
     if (write_aborted(replay, base_offset, &file_bytes) < 0)
         return mqd_error_code() == EROFS ? 0 : -1;
-    if (last)
+    if (is_last)
         partition->active.txn_index.file_bytes = file_bytes;
     return 0;
 }
@@ -351,9 +353,9 @@ static int replay_all(struct replay *replay, const struct mqd_listing *listing, 
     if (load_newest_snapshot(partition, listing, limit) < 0)
         return -1;
     replay->entry_lost = false;
-    replay->producers_from = partition->snapshot_offset;
-    replay->aborted_from = sound_below < partition->snapshot_offset ? sound_below : partition->snapshot_offset;
-    int64_t from_offset = partition->epochs.count == 0 ? -1 : replay->aborted_from;
+    replay->snapshot_end_offset = partition->snapshot_offset;
+    replay->indexed_below = sound_below < partition->snapshot_offset ? sound_below : partition->snapshot_offset;
+    int64_t from_offset = partition->epochs.count == 0 ? -1 : replay->indexed_below;
     for (uint32_t i = 0; i < partition->segment_count && !replay->entry_lost; i++)
         if (replay_segment(replay, i, from_offset) < 0)
             return -1;
@@ -369,7 +371,7 @@ static int start_rebuild(struct replay *replay, const struct mqd_listing *listin
 {
     struct mqd_partition *partition = replay->partition;
     mqd_producers_free(&partition->producers);
-    replay->producers_from = replay->aborted_from = partition->segments[0];
+    replay->snapshot_end_offset = replay->indexed_below = partition->segments[0];
     for (uint32_t i = listing->snapshot_count; i-- > 0;) {
         if (listing->snapshots[i] > offset || listing->snapshots[i] < partition->segments[0])
             continue;
@@ -377,7 +379,7 @@ static int start_rebuild(struct replay *replay, const struct mqd_listing *listin
         if (loaded < 0)
             return -1;
         if (loaded) {
-            replay->producers_from = replay->aborted_from = listing->snapshots[i];
+            replay->snapshot_end_offset = replay->indexed_below = listing->snapshots[i];
             break;
         }
     }
@@ -388,9 +390,9 @@ static int rebuild_segment(struct replay *replay, uint32_t i)
 {
     int64_t base_offset = replay->partition->segments[i];
     uint32_t file_bytes;
-    int verified = mqd_txn_index_verify(replay->partition->path, base_offset, replay->aborted_limit);
-    replay->rebuilt.count = replay->known.count = 0; /* none of it is trusted */
-    if (verified < 0 || walk_segment(replay, i, replay->aborted_from) < 0)
+    int verified = mqd_txn_index_verify(replay->partition->path, base_offset, replay->verify_below);
+    replay->rebuilt.count = replay->indexed.count = 0; /* no entry of the file is trusted */
+    if (verified < 0 || walk_segment(replay, i, replay->indexed_below) < 0)
         return -1;
     if (verified)
         return 0;
@@ -405,7 +407,7 @@ static int rebuild_unverified(struct replay *replay, const struct mqd_listing *l
     struct mqd_partition *partition = replay->partition;
     uint32_t first = UINT32_MAX, last = 0;
     for (uint32_t i = 0; i < partition->segment_count; i++) {
-        int verified = mqd_txn_index_verify(partition->path, partition->segments[i], replay->aborted_limit);
+        int verified = mqd_txn_index_verify(partition->path, partition->segments[i], replay->verify_below);
         if (verified < 0)
             return -1;
         if (verified)
@@ -420,7 +422,7 @@ static int rebuild_unverified(struct replay *replay, const struct mqd_listing *l
     replay->rebuilding = true;
     int result = 0;
     for (uint32_t i = 0; i <= last && result == 0; i++)
-        if (i >= first || partition->segments[i + 1] > replay->aborted_from)
+        if (i >= first || partition->segments[i + 1] > replay->indexed_below)
             result = rebuild_segment(replay, i);
     replay->rebuilding = false;
     return result;
@@ -430,13 +432,13 @@ int mqd_recovery_replay(struct mqd_partition *partition, const struct mqd_listin
                         int64_t decided_below, int64_t now_ms)
 {
     struct replay replay = {.partition = partition, .decided_below = decided_below, .now_ms = now_ms};
-    replay.aborted_limit = sound_below < partition->log_end_offset ? sound_below : partition->log_end_offset;
+    replay.verify_below = sound_below < partition->log_end_offset ? sound_below : partition->log_end_offset;
     int result = rebuild_unverified(&replay, listing);
     if (result == 0)
         result = replay_all(&replay, listing, partition->log_end_offset, sound_below);
     if (result == 1)
         result = replay_all(&replay, listing, sound_below, sound_below);
-    free(replay.known.entries);
+    free(replay.indexed.entries);
     free(replay.rebuilt.entries);
     if (result < 0)
         return -1;

@@ -116,7 +116,7 @@ static int handle_walk_end(struct recovery *recovery, struct tail *tail, struct 
     return found;
 }
 
-/* Walks until the end, the truncation offset, or the first invalid byte that is not trusted. */
+/* Walks to the end of the file, to cut_offset, or to the first damage at or above trusted_below. */
 static int tail_walk_from(struct recovery *recovery, struct tail *tail, struct mqd_walk *walk, int64_t trusted_below,
                           int64_t cut_offset)
 {

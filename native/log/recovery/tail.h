@@ -11,7 +11,7 @@
 enum mode {
     MODE_CLEAN,   /* after a clean shutdown: the whole log is trusted */
     MODE_TRUSTED, /* the log below trusted_end_offset is trusted */
-    MODE_CHECKED, /* checksums are verified from the recovery point on */
+    MODE_CHECKED, /* checksums above the recovery point are verified */
 };
 
 struct recovery {
@@ -19,12 +19,12 @@ struct recovery {
     struct mqd_recovery *in_out; /* the caller's parameters; what recovery finds is added */
     struct mqd_listing listing;
     enum mode mode;
-    int64_t cut_offset; /* the log is truncated to this offset; INT64_MAX = it is not */
+    int64_t cut_offset; /* the log is truncated to this offset; INT64_MAX = no truncation */
     /* an open log is being truncated: the data below cut_offset was in use, so it is not checked
      * again */
     bool cutting;
     bool read_only; /* the file system is read-only: nothing is repaired, and the partition is opened fenced */
-    bool was_cut;   /* truncated on purpose, perhaps after the recovery point was saved: the log may end below it */
+    bool was_cut;   /* truncated on purpose, perhaps since the last checkpoint: may end below the recovery point */
     bool changed;   /* names or lengths were changed: the directory and the active segment need a flush */
 };
 
@@ -33,7 +33,7 @@ struct tail {
     int fd;
     int64_t base_offset, file_bytes;
     struct mqd_index index;
-    int64_t valid_bytes, next_offset; /* end of its sound part */
+    int64_t valid_bytes, next_offset; /* the position and the offset at which the sound part ends */
     int64_t first_timestamp_ms;
     int64_t entry_position; /* the position of the index entry where the walk began; 0 = at the file's start */
     bool sound;             /* sound to the end of the file */
@@ -41,9 +41,9 @@ struct tail {
     bool sound_after;       /* complete batches follow the damage at which the log will end (C5) */
 };
 
-/* where a walk trusts what it finds */
+/* which data a walk trusts */
 struct bounds {
-    int64_t crc_from_offset; /* checksums are computed from here on */
+    int64_t crc_from_offset; /* checksums of batches at or above it are verified */
     int64_t trusted_below;   /* damage below it does not end the log */
     int64_t index_end;       /* index entries below it are trusted */
     int64_t cut_offset;      /* the same as in struct recovery */
