@@ -90,8 +90,9 @@ void mqd_index_close_files(struct mqd_index *index);
 /* Loads the trustworthy part of the index files of a segment whose log has log_bytes. Sets the
  * sizes and timestamps in *index. *last is the batch to continue the walk from: the caller adds it
  * and the later ones with mqd_index_add (position 0, offset 0: all batches). Ignores entries at or
- * after `offset_end`, everything from the first entry that violates I1 on, and time entries at or
- * after *last, which the walk creates again. Does not change the files; see mqd_index_cut_files.
+ * after `offset_end`, the first entry that violates I1 with everything after it, and time entries
+ * at or after *last, which the walk creates again. Does not change the files; see
+ * mqd_index_cut_files.
  * intact: everything written to the files is in them (no power failure since, or they were
  * flushed). Otherwise the .timeindex may have lost more of its end than the .index; *last is then
  * the batch after which no timestamp is known. -1: disk failure. */

@@ -1,14 +1,14 @@
 /* Planted bugs: each bit breaks one of the rules by which a log survives crashes, to verify that the
  * native tests detect it. tests/unit/native/test_log_planted.py says which test detects which bug.
- * Only its own build has them (MQD_PLANTED_LOG); in the broker PLANTED_LOG_BUG() is false and costs
- * nothing. */
+ * They exist only in a build of their own (MQD_PLANTED_LOG); in the broker PLANTED_LOG_BUG() is
+ * false and costs nothing. */
 #ifndef MQD_LOG_PLANTED_H
 #define MQD_LOG_PLANTED_H
 
 #ifdef MQD_PLANTED_LOG
 enum mqd_log_planted {
     MQD_PLANTED_NO_SCAN = 1,             /* bytes above the recovery point are trusted without their CRCs */
-    MQD_PLANTED_OLD_BATCH = 2,           /* a batch whose offset is lower than the next one continues the log */
+    MQD_PLANTED_OLD_BATCH = 2,           /* a batch is accepted although its offset is below the previous one's end */
     MQD_PLANTED_KEEP_LATER = 4,          /* segments after the one in which the log ends stay */
     MQD_PLANTED_CUT_FLUSHED = 8,         /* C1: damage below the recovery point ends the log */
     MQD_PLANTED_UNCHECKED_LAST = 16,     /* C1: a header before damage is trusted without its batch's CRC */
@@ -17,11 +17,11 @@ enum mqd_log_planted {
     MQD_PLANTED_REUSE_OFFSETS = 128,     /* C3: a log that ends before its start stays so */
     MQD_PLANTED_EMPTY_FIRST = 256,       /* C4: a .txnindex is emptied before it is written again */
     MQD_PLANTED_NO_CHECKSUM = 512,       /* C4: entries of a .txnindex are not compared with their checksums */
-    MQD_PLANTED_NOT_SHORTENED = 1024,    /* C5: that whole batches follow the damage is not recorded */
+    MQD_PLANTED_NOT_SHORTENED = 1024,    /* C5: whole batches found after the damage are not recorded */
     MQD_PLANTED_NOT_MISSING = 2048,      /* C6: a log that ends below the recovery point continues there */
     MQD_PLANTED_NO_MARK = 4096,          /* a truncation begins without its mark */
     MQD_PLANTED_MARK_EARLY = 8192,       /* a truncation ends before its deletions are durable */
-    MQD_PLANTED_OLD_POINT = 16384,       /* a recovery point from before a truncation is trusted above it */
+    MQD_PLANTED_OLD_POINT = 16384,       /* a recovery point from before a truncation is trusted as it is */
     MQD_PLANTED_NO_ENTRY = 32768,        /* a flush leaves out the directory entry of a new file */
     MQD_PLANTED_NO_ABORTED = 65536,      /* S5: a flush leaves out the .txnindex */
     MQD_PLANTED_COVER_LATER = 131072,    /* P4: a flush covers what was written while it was running */

@@ -18,7 +18,7 @@
 #define SMALL_BATCH_BYTES 8192
 #define HEADER_READ_BYTES 4096
 #define SPAN_READ_BYTES (256 * 1024)
-#define CRC_FROM 21 /* the CRC covers the batch from its attributes on */
+#define CRC_FROM 21 /* the CRC covers the attributes and everything after them */
 
 static const char *const suffixes[] = {".log", ".index", ".timeindex", ".txnindex", ".txnsum", ".snapshot"};
 

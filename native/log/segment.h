@@ -28,7 +28,8 @@ enum mqd_file_kind {
     MQD_FILE_SNAPSHOT
 };
 
-/* DIRECTORY/%020d.log and so on; -1 ENAMETOOLONG (mqd_error set). */
+/* Writes the path DIRECTORY/%020d.log (or another suffix) to `out`. -1 ENAMETOOLONG (mqd_error
+ * set). */
 int mqd_segment_path(char *out, size_t capacity, const char *directory, int64_t base_offset, enum mqd_file_kind kind);
 /* The offset in a file name of this kind, or -1 for any other name. */
 int64_t mqd_segment_offset_of(const char *name, enum mqd_file_kind kind);
@@ -57,7 +58,7 @@ int mqd_walk_begin(struct mqd_walk *walk, int fd, int64_t base_offset, int64_t p
 int mqd_walk_next(struct mqd_walk *walk, struct mqd_batch *batch, int64_t *position);
 /* Checks the CRC of a batch that the walk has read: 1 correct, 0 wrong, -1 disk failure. */
 int mqd_walk_check(struct mqd_walk *walk, const struct mqd_batch *batch, int64_t position);
-/* From walk->position (invalid) on, finds the next position at which a batch with base_offset >=
+/* Called at an invalid walk->position: finds the next position at which a batch with base_offset >=
  * next_offset and a correct CRC begins, and moves the walk there. Returns 1 if there is one, 0 if
  * not, -1 on disk failure. Used for damage in bytes that are known to have been valid. */
 int mqd_walk_resync(struct mqd_walk *walk);

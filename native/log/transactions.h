@@ -2,12 +2,12 @@
  * watermark, and the producers being verified.
  *
  * A transaction begins with its first batch here and ends with a marker, the control batch that its
- * coordinator writes (KIP-98). Until the marker is below the high watermark its first offset bounds
- * the last stable offset. Before the transaction may begin, its coordinator must have confirmed
- * that the transaction includes the partition (KIP-890). Before a process asks the coordinator, it
- * gets a guard from here; it passes the guard back with the batch. A marker in between removes the
- * guard: otherwise a batch that was verified before the marker could begin a transaction that never
- * ends.
+ * coordinator writes (KIP-98). Until the marker is below the high watermark, the transaction's
+ * first offset bounds the last stable offset. Before the transaction may begin, its coordinator
+ * must have confirmed that the transaction includes the partition (KIP-890). Before a process asks
+ * the coordinator, it gets a guard from here; it passes the guard back with the batch. A marker in
+ * between removes the guard: otherwise a batch that was verified before the marker could begin a
+ * transaction that never ends.
  *
  * Invariants
  *   T1  `oldest`..`newest` links all transactions in order of first_offset;
@@ -33,8 +33,8 @@ struct mqd_marker {
     int32_t coordinator_epoch;
 };
 
-/* Reads the single record of a control batch whose header is `batch`. 0; -1: it is not a
- * transaction marker (another control record, or an incomplete one). */
+/* Reads the single record of a control batch whose header is `batch`. Returns 0, or -1 if the
+ * record is not a transaction marker (another control record, or an incomplete one). */
 int mqd_marker_parse(const uint8_t *bytes, const struct mqd_batch *batch, struct mqd_marker *out);
 
 struct mqd_transaction {
@@ -53,7 +53,7 @@ struct mqd_transactions {
 };
 
 void mqd_transactions_free(struct mqd_transactions *transactions);
-/* Returns its link; 0: out of memory (mqd_error set). */
+/* Returns the transaction's link; 0: out of memory (mqd_error set). */
 uint32_t mqd_transactions_begin(struct mqd_transactions *transactions, int64_t producer_id, int64_t first_offset);
 void mqd_transactions_end(struct mqd_transactions *transactions, uint32_t link, int64_t last_offset);
 /* resume undoes end; remove undoes begin. */

@@ -208,7 +208,7 @@ void mqd_txn_index_close(struct mqd_txn_index *index)
 struct files {
     int fd, sum_fd; /* -1 = no such file */
     int64_t segment_base;
-    uint32_t checksum_count, entry_count; /* entries from checksum_count on have no checksum */
+    uint32_t checksum_count, entry_count; /* entry checksum_count and later ones have no checksum */
 };
 
 static void files_close(struct files *files)
@@ -261,8 +261,8 @@ static int files_open(struct files *files, const char *directory, int64_t segmen
     return -1;
 }
 
-/* Reads items from index `first` on. Returns their number, or -1 with errno set. Ignores a partial
- * last item. */
+/* Reads `count` items, or fewer at the end, starting with number `first`. Returns how many, or -1
+ * with errno set. Ignores a partial last item. */
 static int read_items(int fd, uint32_t item_bytes, uint32_t first, uint32_t count, uint8_t *bytes)
 {
     size_t have = 0, want = (size_t)count * item_bytes;
@@ -279,8 +279,8 @@ static int read_items(int fd, uint32_t item_bytes, uint32_t first, uint32_t coun
     return (int)(have / item_bytes);
 }
 
-/* Reads entries from index `first` on into `bytes` and verifies them. Returns their number, 0 at
- * the end, or -1 with errno set (EBADMSG: an entry fails verification). */
+/* Reads entries into `bytes`, starting with number `first`, and verifies them. Returns how many, 0
+ * at the end, or -1 with errno set (EBADMSG: an entry fails verification). */
 static int read_chunk(const struct files *files, uint32_t first, uint32_t count, uint8_t *bytes)
 {
     uint8_t sums[(CHUNK_ENTRY_COUNT + 1) * MQD_TXN_SUM_BYTES] = {0};

@@ -1,6 +1,6 @@
 /* The aborted transactions of one segment: BASEOFFSET.txnindex, beside the .log that holds their
- * abort markers. The file has Kafka's own format, so that Kafka's tools can read it. A second file,
- * BASEOFFSET.txnsum, verifies that it is complete.
+ * abort markers. The file has Kafka's own format, so that Kafka's tools can read it. The checksums
+ * in a second file, BASEOFFSET.txnsum, show whether the first is complete.
  *
  * 34 bytes per entry, big endian, in the order of the markers:
  *    0  i16  version 0
@@ -8,7 +8,8 @@
  *   10  i64  first_offset: of the transaction in this partition; may be in an earlier segment
  *   18  i64  last_offset: of the abort marker; in this segment
  *   26  i64  last_stable_offset: the lowest first offset of the transactions still ongoing after
- *       the marker; if there are none, the offset after the marker. No later entry begins below it
+ *       the marker; if there are none, the offset after the marker. No transaction of a later entry
+ *       begins below it
  *
  * A missing file means no aborted transaction. Entries are never changed; the file grows with the
  * active segment and is truncated with it.

@@ -104,8 +104,8 @@ static int16_t take_record(struct mqd_dedup *dedup, const struct mqd_record *rec
     int64_t offset;
     if (!id_of(dedup, record, &hash))
         return refuse(dedup, base_offset, taken, MQD_KAFKA_INVALID_RECORD,
-                      "a record has no id: the topic has dedup.window.ms, "
-                      "and the record's header dedup.header is missing or null");
+                      "a record has no id: with dedup.window.ms, every record must have the header "
+                      "that the topic's dedup.header names, and its value must not be null");
     switch (mqd_ids_find(&dedup->ids, &hash, producer_id, &offset)) {
     case MQD_ID_USED:
         note_duplicate(taken, offset);
@@ -114,14 +114,14 @@ static int16_t take_record(struct mqd_dedup *dedup, const struct mqd_record *rec
         if (PLANTED_DEDUP_BUG(UNDECIDED_FREE))
             break;
         return refuse(dedup, base_offset, taken, MQD_KAFKA_NOT_ENOUGH_REPLICAS,
-                      "a record has the id of one in a transaction that has not ended; the client may retry");
+                      "a record's id is already used in a transaction that has not ended; the client may retry");
     case MQD_ID_FREE:
         break;
     }
     if (mqd_ids_put(&dedup->ids, &hash, base_offset + record->offset_delta, producer_id) == 0)
         return 0;
     return refuse(dedup, base_offset, taken, MQD_KAFKA_NOT_ENOUGH_REPLICAS,
-                  "the partition has dedup.ids.max ids in its window; the client may retry");
+                  "the partition already has dedup.ids.max ids in its window; the client may retry");
 }
 
 /* Second pass: keeps a record if its id is stored with the record's own offset. */
@@ -189,8 +189,8 @@ static inline bool is_known(const struct mqd_dedup *dedup, const struct mqd_id_h
     return mqd_ids_find(&dedup->ids, hash, -1, &offset) != MQD_ID_FREE;
 }
 
-/* The log can have a record with the id of an older record, if the leader no longer remembered the
- * older one. */
+/* The log may contain a second record with an id, if the leader no longer remembered the first. The
+ * id then belongs to the second record. */
 void mqd_dedup_learn(struct mqd_dedup *dedup, const struct mqd_batch *batch, const uint8_t *bytes)
 {
     struct mqd_records records;

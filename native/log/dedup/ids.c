@@ -24,10 +24,11 @@ struct mqd_ids_chunk {
     uint32_t relative_offset[CHUNK_ENTRIES];
 };
 
-/* entries from `from` up to the next mark's `from` were added between first_ms and last_ms */
+/* the entries from first_entry up to the next mark's first_entry were added between first_ms and
+ * last_ms */
 struct mqd_ids_mark {
     int64_t first_ms, last_ms;
-    uint64_t from;
+    uint64_t first_entry;
 };
 
 struct mqd_ids_transaction {
@@ -83,7 +84,7 @@ static bool reserve(void **array, uint32_t *capacity, uint32_t count, size_t ent
 
 static struct mqd_ids_chunk *chunk_of(const struct mqd_ids *ids, uint64_t entry)
 {
-    return ids->chunks[(entry - ids->chunks_from) / CHUNK_ENTRIES];
+    return ids->chunks[(entry - ids->chunks_head) / CHUNK_ENTRIES];
 }
 
 static uint64_t *low_of(const struct mqd_ids *ids, uint64_t entry)
@@ -113,7 +114,7 @@ static bool reserve_entry(struct mqd_ids *ids, int64_t offset)
         chunk_of(ids, ids->tail)->relative_offset[ids->tail % CHUNK_ENTRIES] = UINT32_MAX;
     }
     if (!ids->chunk_count)
-        ids->chunks_from = ids->tail;
+        ids->chunks_head = ids->tail;
     chunk->base_offset = offset;
     ids->chunks[ids->chunk_count++] = chunk;
     return true;
@@ -123,16 +124,16 @@ static bool reserve_entry(struct mqd_ids *ids, int64_t offset)
 static void release_chunks(struct mqd_ids *ids)
 {
     uint32_t drop_count = 0;
-    while (drop_count < ids->chunk_count && ids->chunks_from + (uint64_t)(drop_count + 1) * CHUNK_ENTRIES <= ids->head)
+    while (drop_count < ids->chunk_count && ids->chunks_head + (uint64_t)(drop_count + 1) * CHUNK_ENTRIES <= ids->head)
         free(ids->chunks[drop_count++]);
     if (!drop_count)
         return;
     ids->chunk_count -= drop_count;
-    ids->chunks_from += (uint64_t)drop_count * CHUNK_ENTRIES;
+    ids->chunks_head += (uint64_t)drop_count * CHUNK_ENTRIES;
     memmove(ids->chunks, ids->chunks + drop_count, ids->chunk_count * sizeof *ids->chunks);
 }
 
-/* ---- the table: a used slot has its entry's number modulo 2^31, plus one ---- */
+/* ---- the table: a used slot contains its entry's sequence number modulo 2^31, plus one ---- */
 
 static uint64_t entry_in_slot(const struct mqd_ids *ids, uint32_t i)
 {
@@ -302,7 +303,7 @@ int mqd_ids_put(struct mqd_ids *ids, const struct mqd_id_hash *hash, int64_t off
 {
     struct mqd_ids_transaction *transaction = NULL;
     uint64_t before;
-    /* reserve_entry last: a chunk that it begins must get this entry */
+    /* reserve_entry comes last: if it begins a chunk, the entry must be added */
     if (mqd_ids_count(ids) >= ids->count_max || !reserve_slot(ids) ||
         (producer_id >= 0 && !(transaction = reserve_transaction(ids, producer_id))) || !reserve_entry(ids, offset))
         return -1;
@@ -370,7 +371,7 @@ void mqd_ids_drop_oldest(struct mqd_ids *ids)
 void mqd_ids_expire(struct mqd_ids *ids, int64_t before_ms)
 {
     while (ids->mark_count && mark_at(ids, 0)->last_ms <= before_ms + (PLANTED_DEDUP_BUG(EARLY) ? 100 : 0)) {
-        uint64_t until = ids->mark_count > 1 ? mark_at(ids, 1)->from : ids->tail;
+        uint64_t until = ids->mark_count > 1 ? mark_at(ids, 1)->first_entry : ids->tail;
         while (ids->head < until)
             mqd_ids_drop_oldest(ids);
         ids->mark_head = (ids->mark_head + 1) % ids->mark_capacity;
@@ -388,7 +389,7 @@ void mqd_ids_cut(struct mqd_ids *ids, int64_t offset)
         if (ids->tail % CHUNK_ENTRIES == 0)
             free(ids->chunks[--ids->chunk_count]);
     }
-    while (ids->mark_count && mark_at(ids, ids->mark_count - 1)->from > ids->tail)
+    while (ids->mark_count && mark_at(ids, ids->mark_count - 1)->first_entry > ids->tail)
         ids->mark_count--;
     for (uint32_t i = ids->transaction_count; i-- > 0;) {
         struct mqd_ids_transaction *transaction = &ids->transactions[i];

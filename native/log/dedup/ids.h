@@ -1,4 +1,5 @@
-/* The ids of a partition's latest records, for topics with dedup.window.ms: the offset of each id.
+/* The ids of a partition's latest records and these records' offsets, for topics with
+ * dedup.window.ms.
  *
  * Two structures: a queue of (hash, offset) in the order of the log, whose head expires, and a
  * table from hash to place in the queue (open addressing, linear probing). The hash is SipHash with
@@ -40,7 +41,7 @@ struct mqd_ids {
     uint64_t head, tail; /* sequence numbers of the queue's entries: [head, tail) */
     struct mqd_ids_chunk **chunks;
     uint32_t chunk_count, chunk_capacity;
-    uint64_t chunks_from; /* sequence number of the first entry of chunks[0] */
+    uint64_t chunks_head; /* sequence number of the first entry of chunks[0] */
     uint32_t *slots;      /* 0 = unused */
     uint32_t slot_count;  /* a power of two */
     uint32_t used_slot_count;
@@ -52,8 +53,8 @@ struct mqd_ids {
 
 enum mqd_id_state {
     MQD_ID_FREE, /* no record has the id */
-    MQD_ID_USED, /* a record has it */
-    /* the id belongs to an undecided transaction, but not to the open one of this producer */
+    MQD_ID_USED, /* a record has the id: a committed one, or one of this producer's open transaction */
+    /* a record of any other undecided transaction has the id */
     MQD_ID_UNDECIDED
 };
 
@@ -62,8 +63,8 @@ int mqd_ids_open(struct mqd_ids *ids, uint32_t count_max);
 void mqd_ids_close(struct mqd_ids *ids);
 
 void mqd_ids_hash(const struct mqd_ids *ids, const uint8_t *id, uint32_t id_bytes, struct mqd_id_hash *hash);
-/* producer_id: the producer, if its batch is transactional; -1: it is not. USED: *offset is that of
- * the record with this id. */
+/* producer_id: the producer of a transactional batch; -1 for any other batch. Unless the id is
+ * free, *offset is the offset of the record that has it. */
 enum mqd_id_state mqd_ids_find(const struct mqd_ids *ids, const struct mqd_id_hash *hash, int64_t producer_id,
                                int64_t *offset);
 /* Adds an id; an older entry with this id becomes free. Offsets must increase. producer_id: as for
@@ -80,20 +81,23 @@ void mqd_ids_shift_times(struct mqd_ids *ids, int64_t back_ms);
 /* Forgets the oldest entry; the queue must not be empty. */
 void mqd_ids_drop_oldest(struct mqd_ids *ids);
 
-/* A marker at this offset ends the producer's transaction. */
+/* Records that a marker at this offset ends the producer's transaction. */
 void mqd_ids_end_transaction(struct mqd_ids *ids, int64_t producer_id, bool commit, int64_t offset);
-/* Markers below the high watermark stay in the log: their transactions are decided. */
+/* Decides the transactions whose markers are below the high watermark: these markers stay in the
+ * log. */
 void mqd_ids_decide_transactions(struct mqd_ids *ids, int64_t high_watermark);
-/* Batches at and above `offset` were not written: see I3. */
+/* Drops the ids at and above `offset`, because their batches were not written: see I3. */
 void mqd_ids_cut(struct mqd_ids *ids, int64_t offset);
 
-/* Ids in the queue, free ones included. */
+/* The number of entries in the queue, free ones included. */
 static inline uint64_t mqd_ids_count(const struct mqd_ids *ids)
 {
     return ids->tail - ids->head;
 }
+/* The memory used, in bytes. */
 uint64_t mqd_ids_bytes(const struct mqd_ids *ids);
-/* Checks I1 and I2 entry by entry; for tests. NULL, or the text of the violated invariant. */
+/* Checks I1 and I2 entry by entry; for tests. Returns NULL, or the text of the violated
+ * invariant. */
 const char *mqd_ids_check(const struct mqd_ids *ids);
 
 #endif
