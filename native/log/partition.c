@@ -87,29 +87,29 @@ static bool timestamps_allowed(const struct mqd_log_options *options, const stru
     return true;
 }
 
-static int16_t stage_check(const struct mqd_partition *partition, const struct mqd_batch *batch, bool coordinator,
+static int16_t stage_check(const struct mqd_partition *partition, const struct mqd_batch *batch, bool from_coordinator,
                            int64_t now_ms)
 {
     const struct mqd_log_options *options = &partition->options;
     int64_t end_offset;
     if (partition->fenced)
         return MQD_KAFKA_STORAGE_ERROR;
-    if (options->readonly && !coordinator)
+    if (options->readonly && !from_coordinator)
         return MQD_KAFKA_POLICY_VIOLATION;
     if (options->max_message_bytes > 0 && batch->size_bytes > options->max_message_bytes)
         return MQD_KAFKA_MESSAGE_TOO_LARGE;
     if (batch->size_bytes > options->segment_bytes)
         return MQD_KAFKA_RECORD_LIST_TOO_LARGE;
-    if ((batch->attributes & ATTRIBUTE_CONTROL) && !coordinator)
+    if ((batch->attributes & ATTRIBUTE_CONTROL) && !from_coordinator)
         return MQD_KAFKA_INVALID_RECORD;
     if ((batch->attributes & ATTRIBUTE_CONTROL) && batch->producer_id < 0)
         return MQD_KAFKA_INVALID_RECORD;
     if (batch->last_offset_delta < 0 ||
         __builtin_add_overflow(partition->staged_end_offset, (int64_t)batch->last_offset_delta + 1, &end_offset))
         return MQD_KAFKA_INVALID_RECORD;
-    if (batch->producer_id >= 0 && batch->base_sequence < 0 && !coordinator)
+    if (batch->producer_id >= 0 && batch->base_sequence < 0 && !from_coordinator)
         return MQD_KAFKA_INVALID_RECORD;
-    if (!options->log_append_time && !coordinator && !timestamps_allowed(options, batch, now_ms))
+    if (!options->log_append_time && !from_coordinator && !timestamps_allowed(options, batch, now_ms))
         return MQD_KAFKA_INVALID_TIMESTAMP;
     return 0;
 }
@@ -173,8 +173,9 @@ static int16_t check_producer(struct mqd_partition *partition, const struct mqd_
     if (__builtin_expect(kind.require_known, 0) && !error && !result->duplicate &&
         !mqd_producers_has_sequences(&partition->producers, batch))
         return MQD_STAGE_UNKNOWN;
-    if (error || result->duplicate || kind.coordinator || !(batch->attributes & ATTRIBUTE_TRANSACTIONAL) ||
-        !partition->options.transaction_verification || mqd_producers_is_ongoing(&partition->producers, batch))
+    if (error || result->duplicate || kind.from_coordinator || !(batch->attributes & ATTRIBUTE_TRANSACTIONAL) ||
+        !partition->options.transaction_verification ||
+        mqd_producers_continues_transaction(&partition->producers, batch))
         return error;
     return check_verified(partition, batch, kind, guard, now_ms, result);
 }
@@ -243,12 +244,12 @@ int16_t mqd_partition_stage(struct mqd_partition *partition, const struct mqd_ba
     struct mqd_batch deduplicated;
     const struct mqd_batch *batch = sent;
     uint8_t *rewritten = NULL;
-    bool coordinator = (flags & MQD_STAGE_COORDINATOR) != 0;
+    bool from_coordinator = (flags & MQD_STAGE_COORDINATOR) != 0;
     struct mqd_marker parsed, *marker = NULL;
     *result = (struct mqd_stage_result){.base_offset = -1, .log_append_time_ms = -1};
     if (partition->staged_count >= MQD_STAGE_COUNT_MAX)
         return MQD_STAGE_FULL;
-    int16_t error = stage_check(partition, batch, coordinator, now_ms);
+    int16_t error = stage_check(partition, batch, from_coordinator, now_ms);
     if (error == 0 && (batch->attributes & ATTRIBUTE_CONTROL)) {
         marker = &parsed;
         error = mqd_marker_parse(bytes, batch, marker) < 0 ? MQD_KAFKA_INVALID_RECORD : 0;
@@ -256,10 +257,10 @@ int16_t mqd_partition_stage(struct mqd_partition *partition, const struct mqd_ba
     if (error == 0 && batch->producer_id >= 0)
         error = check_producer(partition, batch,
                                (struct mqd_producer_batch_kind){
-                                   marker, coordinator, (flags & MQD_STAGE_MARKER_BUMPED) != 0,
+                                   marker, from_coordinator, (flags & MQD_STAGE_MARKER_BUMPED) != 0,
                                    (flags & MQD_STAGE_REQUIRE_KNOWN) != 0, (flags & MQD_STAGE_FROM_ZERO) != 0},
                                guard, now_ms, result);
-    if (error == 0 && !result->duplicate && partition->options.dedup_window_ms > 0 && !coordinator) {
+    if (error == 0 && !result->duplicate && partition->options.dedup_window_ms > 0 && !from_coordinator) {
         deduplicated = *sent;
         error = stage_dedup(partition, &deduplicated, bytes, now_ms, &rewritten, result);
         if (rewritten) {

@@ -44,7 +44,7 @@ enum mqd_stage_flags {
     /* a marker of transactions v2 (KIP-890): its producer epoch must be above the known one, not
      * equal to it */
     MQD_STAGE_MARKER_BUMPED = 2,
-    MQD_STAGE_REDIRECTED = 4, /* batch->producer_id differs from that in the bytes and replaces it in the log */
+    MQD_STAGE_REDIRECTED = 4, /* batch->producer_id is not the one in `bytes`, and is written instead of it */
     /* an idempotent producer's batch is staged only if sequences of the producer, in its epoch, are
      * known here */
     MQD_STAGE_REQUIRE_KNOWN = 8,
@@ -61,11 +61,11 @@ struct mqd_stage_result {
      * durable_offset has passed it. */
     bool duplicate;
     int64_t end_offset; /* after the batch, or after what it duplicates */
-    /* records not written because earlier ones have the same ids (log/dedup/dedup.h). If there was
-     * nothing else in the batch, base_offset is that of a record with such an id. */
+    /* records not written because earlier ones have the same ids (log/dedup/dedup.h). If all
+     * records were left out, base_offset is that of an earlier record with one of their ids. */
     uint32_t left_out_count;
     const char *message; /* static; set with an error, if there is more to say */
-    int64_t guard;       /* with MQD_STAGE_VERIFY: the guard that the verified sender must pass (never 0) */
+    int64_t guard;       /* with MQD_STAGE_VERIFY: to be passed when the verified batch is staged again; never 0 */
 };
 
 /* `bytes` is the whole validated batch; it must stay readable until the write. patch_in_place: the
@@ -75,9 +75,8 @@ struct mqd_stage_result {
  *   0   staged
  *   10  MESSAGE_TOO_LARGE
  *   18  RECORD_LIST_TOO_LARGE (larger than a segment)
- *   19  NOT_ENOUGH_REPLICAS (the partition does not have this guard: its transaction may have
- *       ended since it was verified; or a record's id belongs to an undecided transaction. The
- *       client retries)
+ *   19  NOT_ENOUGH_REPLICAS (the guard is not known here: the transaction may have ended since it
+ *       was verified; or a record's id belongs to an undecided transaction. The client retries)
  *   32  INVALID_TIMESTAMP
  *   44  POLICY_VIOLATION (read-only)
  *   45  OUT_OF_ORDER_SEQUENCE_NUMBER
@@ -98,15 +97,16 @@ int16_t mqd_partition_stage(struct mqd_partition *partition, const struct mqd_ba
                             struct mqd_stage_result *result);
 uint32_t mqd_partition_staged_count(const struct mqd_partition *partition);
 
-/* For a retired partition (server/redirect.h): checks an idempotent producer's batch against its
- * producer state. Returns 0 if it would be staged, otherwise 45, 46, 47, 48 or 59. *duplicate: it
- * is in the log, at *base_offset. Stages nothing and verifies nothing. */
+/* For a retired partition (server/redirect.h): checks an idempotent producer's batch against the
+ * partition's producer state. Returns 0 if the batch would be staged, otherwise 45, 46, 47, 48 or
+ * 59. *duplicate: the batch is already in the log, at *base_offset. Stages nothing and verifies
+ * nothing. */
 int16_t mqd_partition_check_sequence(const struct mqd_partition *partition, const struct mqd_batch *batch,
                                      bool *duplicate, int64_t *base_offset);
 /* note_refused records that this batch of an idempotent producer was refused temporarily.
- * refused_before: whether an earlier one was refused, so that this one must not become the
- * producer's first batch. Only for a producer that is unknown here. Bounded: if there are
- * too many entries, the oldest is dropped, and any sequence of its producer is then accepted. */
+ * refused_before returns whether an earlier one was refused, so that this one must not become the
+ * producer's first batch. Both are only for a producer that is unknown here. If there are too many
+ * entries, the oldest is dropped, and any sequence of its producer is then accepted. */
 void mqd_partition_note_refused(struct mqd_partition *partition, const struct mqd_batch *batch, int64_t now_ms);
 bool mqd_partition_refused_before(const struct mqd_partition *partition, const struct mqd_batch *batch);
 /* Whether this batch of an idempotent producer, whose sequence is not 0, must be refused because an
@@ -141,24 +141,24 @@ int32_t mqd_partition_log_start_epoch(const struct mqd_partition *partition);
 bool mqd_partition_dirty(const struct mqd_partition *partition); /* written data is not flushed yet */
 int64_t mqd_partition_dirty_bytes(const struct mqd_partition *partition);
 
-/* The descriptors that a flush must cover, at most 4: dirty segment files, then the directory when
- * a segment was created. Returns the count. 0 = clean, or the directory could not be opened: the
- * partition is then fenced, or still dirty when no descriptors were left (try again). One sync at a
- * time per partition. The fds stay valid until mqd_partition_sync_done. */
+/* Fills in the descriptors that a flush must cover, at most 4: dirty segment files, then the
+ * directory when a segment was created. Returns the count. 0 = clean, or the directory could not be
+ * opened: the partition is then fenced, or still dirty when no descriptors were left (try again).
+ * One sync at a time per partition. The fds stay valid until mqd_partition_sync_done. */
 struct mqd_sync_fd {
     int fd;
-    bool directory;
+    bool is_directory;
 };
 int mqd_partition_sync_begin(struct mqd_partition *partition, struct mqd_sync_fd out[4]);
 void mqd_partition_sync_done(struct mqd_partition *partition, int error);
 bool mqd_partition_syncing(const struct mqd_partition *partition);
-/* has_sealed_waiting: sealed segments wait for a flush that has not begun. sync_queue_nearly_full:
+/* has_waiting_segments: sealed segments wait for a flush that has not begun. sync_queue_nearly_full:
  * so many files wait that the next roll may have to flush synchronously. */
-bool mqd_partition_has_sealed_waiting(const struct mqd_partition *partition);
+bool mqd_partition_has_waiting_segments(const struct mqd_partition *partition);
 bool mqd_partition_sync_queue_nearly_full(const struct mqd_partition *partition);
 
-/* Whether preallocation is due. Fills in a job for a helper thread: fallocate(fd,
- * FALLOC_FL_KEEP_SIZE, offset, size); done reports the outcome. One at a time. */
+/* Returns whether preallocation is due, and if so fills in a job for a helper thread: fallocate(fd,
+ * FALLOC_FL_KEEP_SIZE, offset, size). preallocate_done reports its outcome. One job at a time. */
 struct mqd_preallocation {
     int fd;
     int64_t offset;
@@ -192,10 +192,10 @@ uint32_t mqd_partition_do_periodic_work(struct mqd_partition *partition, int64_t
  * change its files; what the disk refuses to release is due again 10 s later. */
 bool mqd_partition_release_due(const struct mqd_partition *partition, int64_t now_ms);
 void mqd_partition_release_idle(struct mqd_partition *partition, int64_t now_ms);
-/* A producer snapshot as bytes (malloc'd; the caller frees) and its offset; NULL when nothing
- * changed since the last one. A helper thread writes it (mqd_file_replace, %020d.snapshot). The two
- * newest are kept; the next older one is deleted here. Due at least after each roll: recovery
- * starts from the last one. */
+/* Returns the bytes of a producer snapshot (malloc'd; the caller frees) and sets *offset; returns
+ * NULL when nothing changed since the last snapshot. A helper thread writes the file
+ * (mqd_file_replace, %020d.snapshot). The two newest files are kept; the next older one is deleted
+ * here. Call it at least after each roll: recovery starts from the last snapshot. */
 uint8_t *mqd_partition_snapshot(struct mqd_partition *partition, size_t *size_bytes, int64_t *offset);
 void mqd_partition_fence(struct mqd_partition *partition);
 bool mqd_partition_fenced(const struct mqd_partition *partition);

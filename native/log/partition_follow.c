@@ -12,7 +12,7 @@
 #include "log/partition_follow.h"
 #include "log/partition_state.h"
 
-#define CRC_FROM 21 /* the CRC covers the batch from its attributes on */
+#define CRC_FROM 21 /* the CRC covers the attributes and everything after them */
 #define ATTRIBUTE_CONTROL 0x20
 
 static int refuse(struct mqd_follow_result *out, int error, const char *reason)
@@ -44,9 +44,9 @@ static int check_continues(struct mqd_partition *partition, const struct mqd_bat
     if (batch->base_offset > gaps_below && !partition->has_gaps && !partition->options.compacted)
         return refuse(out, MQD_FOLLOW_OFFSET,
                       "offsets are missing before a batch, where compaction cannot have removed records");
-    if (!partition->gaps_known && mqd_compact_note_gaps(partition->path) < 0)
+    if (!partition->gaps_recorded && mqd_compact_note_gaps(partition->path) < 0)
         return refuse(out, MQD_FOLLOW_FAILED, "cannot record that the log has gaps");
-    partition->has_gaps = partition->gaps_known = true;
+    partition->has_gaps = partition->gaps_recorded = true;
     return MQD_FOLLOW_OK;
 }
 

@@ -29,15 +29,15 @@
 
 /* ---- the high watermark of a replicated partition ---- */
 
-/* Makes the partition replicated (or not): a replicated partition's high watermark does not follow
- * durable_offset or log end by itself. When it becomes replicated, the high watermark stays
- * unchanged. A partition that is opened as replicated starts with the high watermark in struct
+/* Sets whether the partition is replicated: a replicated partition's high watermark does not follow
+ * durable_offset or log end by itself. When a partition becomes replicated, its high watermark
+ * stays unchanged. One that is opened as replicated starts with the high watermark in struct
  * mqd_recovery. */
 void mqd_partition_set_replicated(struct mqd_partition *partition, bool replicated);
 bool mqd_partition_replicated(const struct mqd_partition *partition);
-/* Raises the high watermark to `offset`, at most to log end; never lowers it. An offset inside a
- * batch is treated as its base offset. Returns whether it moved. Transactions whose markers are
- * below it become decided. */
+/* Raises the high watermark to the last recorded end of a write at or below `offset`, at most to
+ * log end; never lowers it. Returns whether the high watermark moved. Transactions whose markers
+ * are below it become decided. */
 bool mqd_partition_raise_high_watermark(struct mqd_partition *partition, int64_t offset);
 
 /* ---- appending ---- */
@@ -87,8 +87,9 @@ struct mqd_truncation {
     bool below_high_watermark; /* committed records were removed: an unclean election, or a faulty leader */
 };
 /* Truncates the log so that no batch extends beyond `offset`; does nothing when none does. Returns
- * 0 when the truncation is on disk; or -1 with mqd_error set. The partition is then fenced; or it
- * is unchanged, if disk space for the truncation's mark file, descriptors or memory ran out. */
+ * 0 when the truncation is on disk; or -1 with mqd_error set. After -1 the partition is unchanged
+ * if memory, descriptors, or disk space for the truncation's mark file ran out; otherwise it is
+ * fenced. */
 int mqd_partition_truncate(struct mqd_partition *partition, int64_t offset, int64_t now_ms, struct mqd_truncation *out);
 /* Empties the log; it then begins and ends at `offset`, which may be any offset. Otherwise like
  * mqd_partition_truncate. batch_offset: the base offset, below `offset`, of the batch that contains

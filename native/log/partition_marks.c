@@ -2,9 +2,8 @@
  * position in the log. See log/partition_follow.h.
  *
  * Followers fetch at most to the end of a write, but may stop before it. The high watermark moves
- * only to ends of writes, whose positions were recorded by the writes. It is never above the
- * requested offset, and reaches it at the latest when the followers have reached the end of the
- * log.
+ * only to ends of writes, because each write records the position of its end. It never exceeds the
+ * requested offset, and equals it at the latest when the followers have reached the end of the log.
  */
 #include <stdlib.h>
 

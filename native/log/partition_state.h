@@ -10,8 +10,8 @@
  *   S2  active.size_bytes is the file's size and log_end_offset the end of its last batch, except
  *       inside mqd_partition_write.
  *   S3  sync_queue holds, in order of writing, the sealed files that no sync has covered yet; an
- *       item that carries a position (mqd_mark) is queued after all files that must be flushed
- *       before that position is durable.
+ *       item with a mark is queued after all files that must be flushed before the mark's position
+ *       is durable.
  *   S4  with one replica: without flush_on_ack, durable <= high watermark. Both only increase.
  *   S5  the sync queue holds a descriptor of every .txnindex that was written since the running
  *       sync began.
@@ -44,8 +44,8 @@ struct mqd_mark {
 
 #define MQD_MARK_COUNT_MIN 8
 #define MQD_MARK_COUNT_MAX 256
-/* positions above the high watermark to which it may move, in ascending order; for a partition with
- * several replicas. When there are too many, every second one is dropped */
+/* For a partition with several replicas: positions to which the high watermark may move, ascending,
+ * all above the current one. When there are too many, every second one is dropped. */
 struct mqd_marks {
     uint32_t head, count, capacity; /* capacity: MQD_MARK_COUNT_MIN, doubled up to MQD_MARK_COUNT_MAX */
     struct mqd_mark ring[];
@@ -56,7 +56,7 @@ struct mqd_staged {
     uint8_t header[MQD_BATCH_HEADER_BYTES];
     uint8_t header_bytes;   /* size of `header`, which replaces the first bytes of `bytes`; 0 = patched in place */
     struct mqd_batch batch; /* as it will be in the log */
-    uint8_t *rewritten;     /* malloc'd; the same as `bytes` if the broker left records out, otherwise NULL */
+    uint8_t *rewritten;     /* the same pointer as `bytes`, malloc'd, if the broker left records out; otherwise NULL */
     struct mqd_producer_undo undo;
     /* set for the abort marker of a transaction that has batches here; otherwise producer_id =
      * -1 */
@@ -75,7 +75,7 @@ struct mqd_active {
     int64_t size_bytes;
     int64_t allocated_bytes;    /* blocks are reserved up to this position; >= size_bytes */
     int64_t first_timestamp_ms; /* largest timestamp of the first batch; -1 = none */
-    int64_t first_append_ms;    /* wall clock; -1 = empty */
+    int64_t first_append_ms;    /* wall clock when the first batch was written; -1 = the segment is empty */
     struct mqd_txn_index txn_index;
     struct mqd_index index; /* must be the last field: see plan_run */
 };
@@ -94,13 +94,13 @@ struct mqd_partition {
     struct mqd_log_options options;
     int32_t leader_epoch;
     bool fenced;
-    bool has_gaps;   /* offsets may be missing between batches: the log is, or was, compacted */
-    bool gaps_known; /* ... and a file records it */
+    bool has_gaps;      /* offsets may be missing between batches: the log is, or was, compacted */
+    bool gaps_recorded; /* the file that records has_gaps is on disk */
     int64_t log_start_offset, log_end_offset;
     int64_t *segments;
     uint32_t segment_count, segment_capacity;
     struct mqd_active active;
-    int64_t written_bytes; /* by this object in total; to compute dirty bytes */
+    int64_t written_bytes; /* written by this object in total; dirty bytes are a difference of two such values */
     /* written_bytes at the end of the last segment that was deleted before it was flushed */
     int64_t deleted_up_to_bytes;
     int64_t last_write_ms, last_release_ms; /* last_release_ms: of mqd_partition_release_idle */
@@ -124,11 +124,12 @@ struct mqd_partition {
     struct mqd_mark sync_mark;
     int sync_directory_fd;
 
-    bool preallocating, preallocate_refused; /* refused: the file system does not support it */
-    int preallocate_fd;                      /* a duplicate descriptor, so that it survives a roll */
-    int64_t preallocate_base, preallocate_end, preallocate_step;
-    int64_t preallocation_begun_ms; /* when the last preallocation began */
-    int64_t preallocate_not_before; /* a value of written_bytes; set after a full disk */
+    bool preallocating, preallocate_refused;   /* refused: the file system does not support it */
+    int preallocate_fd;                        /* a duplicate descriptor, so that it survives a roll */
+    int64_t preallocate_base, preallocate_end; /* the running job's segment, and the position up to which it reserves */
+    int64_t preallocate_step;                  /* size of the last job */
+    int64_t preallocation_begun_ms;            /* when the last preallocation began */
+    int64_t preallocate_above_bytes; /* no preallocation until written_bytes exceeds this; raised after a full disk */
 
     struct mqd_dedup *dedup;         /* NULL: the topic has no dedup.window.ms */
     uint32_t staged_rewritten_count; /* staged batches that have memory of their own */
@@ -136,7 +137,7 @@ struct mqd_partition {
     struct mqd_verifications verifications;
     uint32_t staged_abort_count; /* abort markers among the staged batches: the write must append to the .txnindex */
     bool writing;                /* inside mqd_partition_write: the batches being written do not count yet */
-    bool txn_index_created;      /* a .txnindex that readers do not know of yet */
+    bool txn_index_created;      /* a .txnindex was created, and readers have not been notified yet */
     /* producers.change_count at the last snapshot */
     uint64_t snapshot_change_count;
     int64_t snapshot_offset;   /* of the last snapshot; -1 = none */
@@ -203,10 +204,11 @@ void mqd_partition_normalise_mark(const struct mqd_partition *partition, struct 
 void mqd_partition_note_mark(struct mqd_partition *partition);
 /* Frees the ring when it is empty. */
 void mqd_partition_release_marks(struct mqd_partition *partition);
-/* Replicated, and just opened: the high watermark starts at the log start, or at the position
- * `known` (NULL = none), which is below the log's end. */
+/* For a replicated partition that was just opened: sets the high watermark to `known`, which is
+ * below the log's end, or to the log start if `known` is NULL. */
 void mqd_partition_reset_high_watermark(struct mqd_partition *partition, const struct mqd_mark *known);
-/* The log was truncated: drops positions above its end and lowers the high watermark to it. */
+/* After a truncation of the log: drops the marks above its end and lowers the high watermark to its
+ * end. */
 void mqd_partition_truncate_marks(struct mqd_partition *partition);
 
 /* Finds the end of the last batch at or below `offset`; reads the log. -1: mqd_error set. In

@@ -19,7 +19,7 @@
 #define IDLE_MS 10000
 #define PREALLOCATE_FAST_MS 1000  /* if a step is used up within this time, the next one is twice as large */
 #define PREALLOCATE_SLOW_MS 10000 /* ... if not within this time, half as large */
-/* after a full disk, the next attempt is made when this many more bytes are written */
+/* after a full disk, the next attempt is made when this many more bytes have been written */
 #define PREALLOCATE_PAUSE_BYTES (1 << 20)
 #define BLOCK_BYTES 4096
 #define VERIFICATION_MS 60000 /* coordinators answer within this time */
@@ -90,7 +90,7 @@ bool mqd_partition_syncing(const struct mqd_partition *partition)
     return partition->syncing;
 }
 
-bool mqd_partition_has_sealed_waiting(const struct mqd_partition *partition)
+bool mqd_partition_has_waiting_segments(const struct mqd_partition *partition)
 {
     for (uint32_t i = partition->sync_item_count; i < partition->sync_queue_count; i++)
         if (partition->sync_queue[i].has_mark)
@@ -180,7 +180,7 @@ static bool preallocation_due(const struct mqd_partition *partition)
     const struct mqd_active *active = &partition->active;
     return !partition->preallocating && !partition->preallocate_refused && !partition->fenced &&
            partition->options.preallocate_bytes_max > 0 && active->size_bytes > 0 &&
-           partition->written_bytes > partition->preallocate_not_before &&
+           partition->written_bytes > partition->preallocate_above_bytes &&
            active->allocated_bytes < partition->options.segment_bytes &&
            active->allocated_bytes - active->size_bytes <= partition->preallocate_step / 2;
 }
@@ -245,7 +245,7 @@ void mqd_partition_preallocate_done(struct mqd_partition *partition, int error)
         partition->preallocate_refused = true;
     } else {
         partition->preallocate_step = partition->options.preallocate_bytes_min;
-        partition->preallocate_not_before = partition->written_bytes + PREALLOCATE_PAUSE_BYTES;
+        partition->preallocate_above_bytes = partition->written_bytes + PREALLOCATE_PAUSE_BYTES;
     }
     mqd_file_close(partition->preallocate_fd);
     partition->preallocate_fd = -1;
@@ -276,7 +276,7 @@ void mqd_partition_release_idle(struct mqd_partition *partition, int64_t now_ms)
     partition->last_release_ms = now_ms;
     mqd_partition_trim(partition);
     partition->preallocate_step = 0;
-    partition->preallocate_not_before = partition->written_bytes;
+    partition->preallocate_above_bytes = partition->written_bytes;
     if (mqd_index_flush(&partition->active.index, partition->path, partition->active.base_offset) == 0)
         mqd_index_close_files(&partition->active.index);
     mqd_txn_index_close(&partition->active.txn_index);

@@ -24,12 +24,12 @@
 #define GATHER_BYTES (64 * 1024)
 #define GATHER_BATCH_BYTES 4096
 
-/* The state before a write of several steps, so that they can be undone. */
+/* The state before a write that takes several steps, so that the steps can be undone. */
 struct saved_state {
     bool saved;
     struct mqd_active active;
     uint32_t segment_count, sync_queue_count;
-    struct mqd_sync_item sync_queue_last; /* if the queue is full, a later mark replaces that of its last item */
+    struct mqd_sync_item sync_queue_last; /* if the queue is full, the write may change the mark of this item */
     int64_t log_end_offset, written_bytes;
     struct mqd_mark durable, high_watermark;
 };
@@ -175,8 +175,9 @@ static bool must_roll(const struct mqd_partition *partition, const struct mqd_ac
 
 /* ---- writing to one segment ---- */
 
-/* Returns how many staged batches from `first` on go into one segment; *roll is set if it must be a
- * new one. `shadow` simulates the segment's growth (its index is not used). */
+/* Returns how many staged batches, starting with number `first`, go into one segment; sets *roll to
+ * whether that must be a new segment. `shadow` simulates the segment's growth (its index is not
+ * used). */
 static uint32_t plan_run(struct mqd_partition *partition, uint32_t first, int64_t now_ms, bool *roll)
 {
     struct mqd_active shadow;
@@ -319,7 +320,7 @@ static int queue_txn_index(struct mqd_partition *partition)
 }
 
 /* Writes the aborted transactions whose markers are among these batches. The markers let the last
- * stable offset advance, and readers up to it must find the aborted transactions in the file. */
+ * stable offset advance, and readers below it must find these transactions in the file. */
 static int write_aborted(struct mqd_partition *partition, uint32_t first, uint32_t count)
 {
     struct mqd_active *active = &partition->active;

@@ -156,13 +156,14 @@ static int16_t check_sequence(const struct mqd_producer *entry, const struct mqd
         batch->base_sequence == sequence_after(batch_at(entry, entry->count - 1u)->last_sequence, 1))
         return 0;
     if (entry->ended) {
-        bool is_duplicate = !sequence_before(batch_at(entry, entry->count - 1u)->last_sequence, batch->base_sequence);
-        return is_duplicate && batch->attributes & TRANSACTIONAL_BIT ? MQD_KAFKA_UNKNOWN_PRODUCER_ID
-                                                                     : MQD_KAFKA_OUT_OF_ORDER_SEQUENCE_NUMBER;
+        bool reuses_sequence =
+            !sequence_before(batch_at(entry, entry->count - 1u)->last_sequence, batch->base_sequence);
+        return reuses_sequence && batch->attributes & TRANSACTIONAL_BIT ? MQD_KAFKA_UNKNOWN_PRODUCER_ID
+                                                                        : MQD_KAFKA_OUT_OF_ORDER_SEQUENCE_NUMBER;
     }
     /* if fewer batches are remembered, no earlier batch was ever written */
-    bool dropped = entry->count == MQD_PRODUCER_BATCH_COUNT;
-    return dropped && sequence_before(last_sequence, batch_at(entry, 0)->first_sequence)
+    bool may_have_forgotten = entry->count == MQD_PRODUCER_BATCH_COUNT;
+    return may_have_forgotten && sequence_before(last_sequence, batch_at(entry, 0)->first_sequence)
                ? MQD_KAFKA_DUPLICATE_SEQUENCE_NUMBER
                : MQD_KAFKA_OUT_OF_ORDER_SEQUENCE_NUMBER;
 }
@@ -178,21 +179,21 @@ int16_t mqd_producers_check(const struct mqd_producers *producers, const struct 
     if (batch->producer_epoch < entry->epoch)
         return MQD_KAFKA_INVALID_PRODUCER_EPOCH;
     if (kind.marker) {
-        if (kind.bumped && batch->producer_epoch == entry->epoch)
+        if (kind.bumps_epoch && batch->producer_epoch == entry->epoch)
             return MQD_KAFKA_INVALID_PRODUCER_EPOCH;
         return kind.marker->coordinator_epoch < entry->coordinator_epoch ? MQD_KAFKA_TRANSACTION_COORDINATOR_FENCED : 0;
     }
     int16_t error = 0;
-    if (!kind.coordinator && batch->producer_epoch > entry->epoch)
+    if (!kind.from_coordinator && batch->producer_epoch > entry->epoch)
         error = batch->base_sequence == 0 || entry->epoch == NO_EPOCH ? 0 : MQD_KAFKA_OUT_OF_ORDER_SEQUENCE_NUMBER;
-    else if (!kind.coordinator)
+    else if (!kind.from_coordinator)
         error = check_sequence(entry, batch, duplicate, base_offset);
     if (error == 0 && !*duplicate && entry->transaction && !(batch->attributes & TRANSACTIONAL_BIT))
         error = MQD_KAFKA_INVALID_TXN_STATE;
     return error;
 }
 
-bool mqd_producers_is_ongoing(const struct mqd_producers *producers, const struct mqd_batch *batch)
+bool mqd_producers_continues_transaction(const struct mqd_producers *producers, const struct mqd_batch *batch)
 {
     uint32_t index = mqd_producers_find(producers, batch->producer_id);
     return index != MQD_PRODUCER_NONE && producers->entries[index].transaction &&
@@ -225,17 +226,17 @@ int mqd_producers_begin_transaction(struct mqd_producers *producers, uint32_t in
 }
 
 /* Applies the batch to the producer's epoch and sequences. */
-static void note_batch(struct mqd_producer *entry, const struct mqd_batch *batch, bool marker, int64_t base_offset)
+static void note_batch(struct mqd_producer *entry, const struct mqd_batch *batch, bool is_marker, int64_t base_offset)
 {
-    bool sequenced = !marker && batch->base_sequence >= 0;
+    bool has_sequence = !is_marker && batch->base_sequence >= 0;
     if (entry->epoch != batch->producer_epoch) {
-        entry->any_sequence = !sequenced && entry->epoch < 0;
+        entry->any_sequence = !has_sequence && entry->epoch < 0;
         entry->count = entry->ended = 0;
     }
     entry->epoch = batch->producer_epoch;
-    if (marker)
+    if (is_marker)
         entry->ended = entry->count > 0;
-    if (!sequenced)
+    if (!has_sequence)
         return;
     if (entry->ended)
         entry->count = entry->ended = 0;

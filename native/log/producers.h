@@ -7,9 +7,9 @@
  *     base offset.
  *   - wholly before the oldest of the five: 46 DUPLICATE_SEQUENCE_NUMBER. It was written, but its
  *     offset is forgotten; clients treat this as success.
- *   - not the successor of the last sequence: 45 OUT_OF_ORDER_SEQUENCE_NUMBER. Also if the batch is
- *     before the oldest and fewer than five are remembered, because it was never written: the
- *     producer's first batch may have been refused temporarily, and its second one taken.
+ *   - not the successor of the last sequence: 45 OUT_OF_ORDER_SEQUENCE_NUMBER. This includes a
+ *     batch before the oldest if fewer than five are remembered. Such a batch was never written:
+ *     the producer's first batch may have been refused temporarily, and its second one accepted.
  *   - lower epoch: 47 INVALID_PRODUCER_EPOCH.
  *   - higher epoch: must begin with sequence 0, otherwise 45; also after a marker that has bumped
  *     the epoch (KIP-890).
@@ -39,7 +39,8 @@
  *       same as before them.
  *   R2  at most count_max producers without an ongoing transaction after mqd_producers_trim; the
  *       least recently used are removed first, so only an idle producer loses its state.
- *   R3  a producer with an ongoing transaction is in no use list: it is never trimmed or expired.
+ *   R3  a producer with an ongoing transaction is not in the use list: it is never trimmed or
+ *       expired.
  *   R4  a batch without records begins no transaction: compaction has kept it only for its
  *       sequence, its transaction has ended, and the marker may be gone.
  * Bounds: 40 + 5 * 16 + 4 bytes a producer, in two arrays that double. Concurrency: the partition's
@@ -95,9 +96,9 @@ struct mqd_producer {
 struct mqd_producers {
     struct mqd_producer *entries;
     uint32_t *buckets;
-    uint32_t capacity; /* entries and buckets; a power of two, or 0 */
-    uint32_t used;     /* entries used so far; the rest is untouched */
-    uint32_t count;
+    uint32_t capacity;                  /* entries and buckets; a power of two, or 0 */
+    uint32_t used;                      /* entries that have ever been used, those in the free list included */
+    uint32_t count;                     /* producers */
     uint32_t free_list, newest, oldest; /* index + 1; 0 = none */
     uint64_t change_count;              /* incremented by every change, for snapshots */
     struct mqd_transactions transactions;
@@ -111,7 +112,7 @@ struct mqd_producer_undo {
     int16_t epoch;
     uint8_t count;
     uint8_t head : 4, any_sequence : 1, ended : 1, created : 1;
-    uint8_t change;
+    uint8_t change; /* enum mqd_transaction_change */
     int64_t last_append_ms;
     struct mqd_producer_batch overwritten;
 };
@@ -119,8 +120,8 @@ struct mqd_producer_undo {
 void mqd_producers_free(struct mqd_producers *producers);
 struct mqd_producer_batch_kind {     /* facts that the header of a batch does not contain */
     const struct mqd_marker *marker; /* NULL: a data batch */
-    bool coordinator;                /* from a coordinator, not a client: without a sequence */
-    bool bumped;                     /* the marker bumps the producer's epoch */
+    bool from_coordinator;           /* not from a client: the batch has no sequence */
+    bool bumps_epoch;                /* the marker bumps the producer's epoch */
     bool require_known;              /* MQD_STAGE_REQUIRE_KNOWN; not used by mqd_producers_check */
     bool from_zero;                  /* MQD_STAGE_FROM_ZERO; not used by mqd_producers_check */
 };
@@ -128,8 +129,8 @@ struct mqd_producer_batch_kind {     /* facts that the header of a batch does no
  * original base offset. Must not be called for batches without a producer id. */
 int16_t mqd_producers_check(const struct mqd_producers *producers, const struct mqd_batch *batch,
                             struct mqd_producer_batch_kind kind, bool *duplicate, int64_t *base_offset);
-/* Whether this batch belongs to a transaction that its producer has begun here. */
-bool mqd_producers_is_ongoing(const struct mqd_producers *producers, const struct mqd_batch *batch);
+/* Whether this batch belongs to a transaction that its producer has already begun here. */
+bool mqd_producers_continues_transaction(const struct mqd_producers *producers, const struct mqd_batch *batch);
 /* Whether sequences of the batch's producer in the batch's epoch are known. */
 bool mqd_producers_has_sequences(const struct mqd_producers *producers, const struct mqd_batch *batch);
 bool mqd_producers_in_transaction(const struct mqd_producers *producers, int64_t producer_id);

@@ -67,7 +67,7 @@ static void finish_flush(struct mqd_reactor *r, struct mqd_owned *owned, int err
             mqd_flush_request(r, owned);
         /* a flush covers only a few files: keep flushing until every sealed file is flushed,
          * because compaction waits for that */
-        if (mqd_partition_has_sealed_waiting(owned->partition))
+        if (mqd_partition_has_waiting_segments(owned->partition))
             enqueue(r, owned);
         mqd_fetcher_on_flush(r, owned);
     }
@@ -97,10 +97,11 @@ static void start_flush(struct mqd_reactor *r, struct mqd_owned *owned)
     owned->syncs_pending = (uint32_t)count;
     for (int i = 0; i < count; i++) {
         mqd_stat(r, MQD_COUNT_SYNCS, 1);
-        if (mqd_poll_sync(r->poll, fds[i].fd, fds[i].directory, mqd_token(MQD_TOKEN_SYNC, owned->slot)) < 0)
+        if (mqd_poll_sync(r->poll, fds[i].fd, fds[i].is_directory, mqd_token(MQD_TOKEN_SYNC, owned->slot)) < 0)
             /* the queue of file operations is full: flush synchronously, which is slow but
              * correct */
-            mqd_flush_on_done(r, owned->slot, mqd_file_sync(fds[i].fd, fds[i].directory) < 0 ? -mqd_error_code() : 0);
+            mqd_flush_on_done(r, owned->slot,
+                              mqd_file_sync(fds[i].fd, fds[i].is_directory) < 0 ? -mqd_error_code() : 0);
     }
 }
 

@@ -187,7 +187,7 @@ __attribute__((unused)) static int log_sync(struct mqd_partition *partition)
     int count, error = 0;
     while (error == 0 && (count = mqd_partition_sync_begin(partition, fds)) > 0) {
         for (int i = 0; i < count && error == 0; i++)
-            if (mqd_file_sync(fds[i].fd, fds[i].directory) < 0)
+            if (mqd_file_sync(fds[i].fd, fds[i].is_directory) < 0)
                 error = errno;
         mqd_partition_sync_done(partition, error);
     }

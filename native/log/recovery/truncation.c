@@ -163,7 +163,7 @@ static void take_over(struct mqd_partition *partition, struct mqd_partition *fre
     fresh->marks = old.marks;
     old.marks = NULL;
     fresh->txn_index_created = old.txn_index_created;
-    fresh->gaps_known = old.gaps_known;
+    fresh->gaps_recorded = old.gaps_recorded;
     fresh->high_watermark = old.high_watermark;
     out->below_high_watermark = old.high_watermark.offset > fresh->log_end_offset;
     out->log_end_offset = fresh->log_end_offset;

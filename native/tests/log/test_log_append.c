@@ -213,7 +213,7 @@ TEST(high_watermark_is_exact_in_both_flush_modes)
     CHECK_EQUAL(at.log_end_position, 125);
     int count = mqd_partition_sync_begin(partition, fds); /* the log, the epoch checkpoint, the directory */
     CHECK_EQUAL(count, 3);
-    CHECK(fds[2].directory);
+    CHECK(fds[2].is_directory);
     /* after the begin: not covered (P4) */
     CHECK_EQUAL(log_append(partition, (struct log_batch){.record_count = 1}), 0);
     CHECK_EQUAL(mqd_partition_sync_begin(partition, fds), 0);

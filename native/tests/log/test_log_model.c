@@ -70,8 +70,8 @@ static void do_sync_begin(struct model *model)
     for (int i = 0; i < count; i++) {
         struct stat status;
         enum mqd_file_kind kind = MQD_FILE_LOG;
-        int64_t base = fds[i].directory ? -1 : base_of_fd(fds[i].fd, kind);
-        if (base < 0 && !fds[i].directory)
+        int64_t base = fds[i].is_directory ? -1 : base_of_fd(fds[i].fd, kind);
+        if (base < 0 && !fds[i].is_directory)
             base = base_of_fd(fds[i].fd, kind = MQD_FILE_TXN_INDEX);
         if (base < 0)
             continue;

@@ -73,7 +73,7 @@ static int16_t offer(struct mqd_producers *producers, struct mqd_batch batch, in
     original = -1;
     const struct mqd_marker marker = {.commit = true, .coordinator_epoch = 0};
     struct mqd_producer_batch_kind kind = {.marker = batch.attributes & 0x20 ? &marker : NULL,
-                                           .coordinator = (batch.attributes & 0x20) != 0};
+                                           .from_coordinator = (batch.attributes & 0x20) != 0};
     int16_t error = mqd_producers_check(producers, &batch, kind, &duplicate, &original);
     if (error == 0 && !duplicate && mqd_producers_add(producers, &batch, kind.marker, base_offset, NOW, &undo) < 0)
         return -1;

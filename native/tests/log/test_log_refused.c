@@ -234,7 +234,7 @@ TEST(an_undone_roll_keeps_the_file_that_is_being_flushed)
         int count = mqd_partition_sync_begin(partition, fds), fd = fds[count - 1].fd;
         CHECK(count >= 1 && count < 4);
         for (int i = 0; i < count; i++)
-            fd = fds[i].directory ? fd : fds[i].fd;
+            fd = fds[i].is_directory ? fd : fds[i].fd;
         CHECK_EQUAL(fd, partition->active.fd);
         CHECK(fstat(fd, &before) == 0);
         close(low);
@@ -256,7 +256,7 @@ TEST(an_undone_roll_keeps_the_file_that_is_being_flushed)
         CHECK_EQUAL(mqd_partition_advance_start(partition, round >= 2 ? 1 : 0), round >= 2);
         CHECK(fstat(fd, &after) == 0 && after.st_ino == before.st_ino);
         for (int i = 0; i < count; i++)
-            CHECK_EQUAL(mqd_file_sync(fds[i].fd, fds[i].directory), 0);
+            CHECK_EQUAL(mqd_file_sync(fds[i].fd, fds[i].is_directory), 0);
         mqd_partition_sync_done(partition, 0);
         CHECK_EQUAL(log_positions(partition).durable_offset, 1);
         CHECK_EQUAL(log_append(partition, plain), 0);
@@ -321,7 +321,7 @@ TEST(a_batch_that_is_refused_repeatedly_does_not_fill_the_queue)
         CHECK(!mqd_partition_fenced(partition));
         CHECK_EQUAL(partition->sync_queue_count, 1 + syncing);
         for (int i = 0; i < count; i++)
-            CHECK_EQUAL(mqd_file_sync(fds[i].fd, fds[i].directory), 0);
+            CHECK_EQUAL(mqd_file_sync(fds[i].fd, fds[i].is_directory), 0);
         mqd_partition_sync_done(partition, 0);
         CHECK_EQUAL(log_append(partition, plain), 0);
         CHECK_EQUAL(log_sync(partition), 0);

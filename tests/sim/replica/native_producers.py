@@ -168,7 +168,7 @@ class ProducerState:
         batch = _fill(info, 0)
         kind = ffi.new(
             "struct mqd_producer_batch_kind *",
-            {"marker": marker, "coordinator": coordinator, "bumped": bumped, "require_known": False},
+            {"marker": marker, "from_coordinator": coordinator, "bumps_epoch": bumped, "require_known": False},
         )
         error = lib.mqd_producers_check(self._producers, batch, kind[0], _duplicate, _base_offset)
         if error == COORDINATOR_FENCED and "fence" in off:
@@ -180,7 +180,7 @@ class ProducerState:
             or coordinator
             or not info.is_transactional
             or "verify" in off
-            or lib.mqd_producers_is_ongoing(self._producers, batch)
+            or lib.mqd_producers_continues_transaction(self._producers, batch)
         ):
             return Verdict(error)
         return self._verified(batch, guard, now_ms)
