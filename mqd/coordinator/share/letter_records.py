@@ -11,8 +11,8 @@ from mqd.coordinator.share.dead_letter_writer import Letter
 from mqd.protocol.records import Record, encode_batch
 
 PREFIX = "__dlq.errors."
-REJECTED = "Offset rejected by client."
-EXHAUSTED = "Offset delivery count exceeded the threshold."
+REJECTED_MESSAGE = "Offset rejected by client."
+EXHAUSTED_MESSAGE = "Offset delivery count exceeded the threshold."
 RECORD_OVERHEAD_BYTES = 64  # upper bound of the encoded size of a record's length and time fields
 BATCH_OVERHEAD_BYTES = 61
 
@@ -42,7 +42,7 @@ def headers_of(source: LetterSource, letter: Letter) -> list[tuple[str, bytes | 
         "offset": letter.offset,
         "group": source.group_id,
         "delivery.count": letter.deliveries,
-        "message": EXHAUSTED if is_exhausted else REJECTED,
+        "message": EXHAUSTED_MESSAGE if is_exhausted else REJECTED_MESSAGE,
     }
     return [(PREFIX + name, str(value).encode()) for name, value in values.items()]
 

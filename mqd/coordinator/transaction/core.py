@@ -16,7 +16,7 @@ the producer gets the response. After `response_ms` without markers it is answer
 the outcome can no longer change.
 
 Client version 2 (KIP-890 part 2): every end bumps the producer epoch, so that a delayed or repeated
-request of an ended transaction carries an old epoch. When the epochs of a producer id run out, the
+request of an ended transaction has an old epoch. When the epochs of a producer id run out, the
 end assigns the next producer id. Client version 0: the epoch stays; only fencing bumps it. A
 repeated EndTxn or AddPartitionsToTxn of such a client cannot be distinguished from one of its next
 transaction. A repeated Produce can, because it is verified.
@@ -233,7 +233,7 @@ class Transaction(TransactionState):
         """
         requested = (event.producer_id, event.producer_epoch)
         is_current = requested == self._identity() and event.producer_epoch < EPOCH_MAX  # T3
-        is_repeated = self._is_ended(event.producer_id, event.producer_epoch)
+        is_repeated = self._has_ended(event.producer_id, event.producer_epoch)
         if not is_current and not is_repeated:
             return FENCED if event.producer_id == self.producer_id else UNKNOWN_PRODUCER
         if self.state == State.ONGOING:
@@ -245,7 +245,7 @@ class Transaction(TransactionState):
             return None
         return INVALID_STATE if event.committed else self._abort_without_transaction(event, now_ms, actions)
 
-    def _is_ended(self, producer_id: int, epoch: int) -> bool:
+    def _has_ended(self, producer_id: int, epoch: int) -> bool:
         """Whether a client with this identity ended its transaction, and the current identity is
         the one it got (or will get) in return.
         """
@@ -353,7 +353,7 @@ class Transaction(TransactionState):
     def _respond_to_end(self, event: events.EndTransaction, actions: list[Action]) -> bool:
         """Responds if the request ended this transaction. False: it belongs to the next one."""
         requested = (event.producer_id, event.producer_epoch)
-        if event.client_version >= TRANSACTIONS_V2 and not self._is_ended(*requested):
+        if event.client_version >= TRANSACTIONS_V2 and not self._has_ended(*requested):
             return False
         actions.append(Reply(event.request, Identity(NONE, *self._identity())))
         return True
@@ -394,7 +394,7 @@ class Transaction(TransactionState):
         already decided; other requests must be retried.
         """
         if type(event) is events.EndTransaction:
-            is_decided = event.client_version < TRANSACTIONS_V2 or self._is_ended(
+            is_decided = event.client_version < TRANSACTIONS_V2 or self._has_ended(
                 event.producer_id, event.producer_epoch
             )
             actions.append(

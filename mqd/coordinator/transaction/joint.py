@@ -75,7 +75,7 @@ TOO_MANY = int(ErrorCode.POLICY_VIOLATION)
 
 
 def is_valid_request(transactional_id: str, batch_id: int, run_id: str) -> bool:
-    """Whether a request may carry these values."""
+    """Whether a request may have these values."""
     return transactional_id.startswith(JOINT_PREFIX) and batch_id >= 0 and 0 < len(run_id) <= RUN_ID_CHARS_MAX
 
 

@@ -17,8 +17,7 @@ Invariants
     M5  a marker is sent only while its core still needs it. When a core is gone its successor
         writes the markers and may have finished: a late marker would then end the producer's next
         transaction, which has the same epoch if the client is older than KIP-890
-Bounds: the work in progress is bounded by the number of transactions that are ending, at most one
-for each transactional id.
+Bounds: one job for each transaction that is ending, and so at most one for each transactional id.
 
 Concurrency: the event loop's thread only. There are thousands of markers per second, so they get no
 asyncio tasks of their own.

@@ -33,8 +33,8 @@ from mqd.coordinator.share.dead_letter_writer import (
 )
 from mqd.coordinator.share.letter_records import (
     BATCH_OVERHEAD_BYTES,
-    EXHAUSTED,
-    REJECTED,
+    EXHAUSTED_MESSAGE,
+    REJECTED_MESSAGE,
     CopiedFields,
     LetterSource,
     batches,
@@ -194,12 +194,12 @@ def test_headers_say_which_record_and_why() -> None:
         ("__dlq.errors.offset", b"8"),
         ("__dlq.errors.group", b"jobs"),
         ("__dlq.errors.delivery.count", b"1"),
-        ("__dlq.errors.message", REJECTED.encode()),
+        ("__dlq.errors.message", REJECTED_MESSAGE.encode()),
     ]
     assert (first.key, first.value) == (None, None)
     assert (second.key, second.value, second.headers[0]) == (b"k", b"v", ("own", b"1"))
     assert dict(second.headers)["__dlq.errors.offset"] == b"9"
-    assert dict(second.headers)["__dlq.errors.message"] == EXHAUSTED.encode()
+    assert dict(second.headers)["__dlq.errors.message"] == EXHAUSTED_MESSAGE.encode()
 
 
 def test_a_letter_that_is_too_large_has_only_headers() -> None:
