@@ -35,8 +35,8 @@ class Process(msgspec.Struct):
     pid: int = 0
     pidfd: int = -1  # -1 = no live process
     connection: socket.socket | None = None
-    detail: str = ""
-    confinement: str = ""
+    detail: str = ""  # from its Ready, such as "metrics_port=9404"
+    confinement: str = ""  # the restrictions in force, from its Ready
     started_ms: int = 0  # Unix time
     restart_count: int = -1  # the first start is not a restart
     generation: int = 0  # of its endpoint; a death increases it

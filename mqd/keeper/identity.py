@@ -3,8 +3,8 @@ of a keeper there.
 
 meta.properties is Kafka's file of that name: cluster.id, node.id, directory.id, version. It is
 created at the first start. Afterwards it is authoritative, and a configuration that contradicts it
-is refused: if a broker served its records under another broker's node id, clients would mistake
-one broker for the other.
+is refused: if the records in the directory were served under another broker's node id, clients
+would mistake one broker for the other.
 """
 
 from __future__ import annotations

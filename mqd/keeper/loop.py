@@ -419,7 +419,7 @@ class Keeper(BrokerState):
         self.resources.control.set_endpoint_state(process.endpoint, ProcessState.RUNNING, process.pid)
         log.info("process ready", process=process.name, pid=process.pid)
         if self.is_ready():
-            log.info("the broker serves", after_ms=now_ms() - self.started_ms)
+            log.info("the broker is ready", after_ms=now_ms() - self.started_ms)
         self._publish()
 
     def _probe_all(self, within_s: float) -> list[str]:

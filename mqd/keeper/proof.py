@@ -1,6 +1,6 @@
 """Notifies the voters on other hosts that processes of this host have ended
 (mqd/cluster/membership/death_notice.py): the controller alone, or the controller and all workers.
-Only the keeper can prove that, and then no other process may be left to report it.
+Only the keeper can prove that, and perhaps no other process is left to report it.
 """
 
 from __future__ import annotations

@@ -72,15 +72,15 @@ class WatchdogFeeder:
         self._dispatchers = dispatchers
         self._clock = clock
         self._period_s = min(PROBE_S, manager.watchdog_s / 4)
-        self._next_s = self._sent_s = 0.0
+        self._next_probe_s = self._sent_s = 0.0
         self._status = ""
         self._connection: socket.socket | None = None
         self.fd = -1
 
     def tick(self) -> None:
-        if not self._manager.watchdog_s or self._clock() < self._next_s:
+        if not self._manager.watchdog_s or self._clock() < self._next_probe_s:
             return
-        self._next_s = self._clock() + self._period_s
+        self._next_probe_s = self._clock() + self._period_s
         self.handle_read_event()
         if self._connection is not None:
             if self._clock() - self._sent_s > RESPONSE_S:

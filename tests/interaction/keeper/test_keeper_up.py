@@ -350,7 +350,7 @@ def test_json_log_lines(start):
     up = start("--set", "logging.format=json")
     up.ready()
     lines = (up.places.logs_dir / "mqd-keeper.log").read_text().splitlines()
-    assert any(json.loads(line)["message"] == "the broker serves" for line in lines)
+    assert any(json.loads(line)["message"] == "the broker is ready" for line in lines)
 
 
 FORBID_IO_URING = """
