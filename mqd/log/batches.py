@@ -146,7 +146,7 @@ def first_timestamp_ms(path: Path) -> int:
 
 
 def read_batch(fd: int, batch: BatchInfo) -> bytes:
-    """All bytes of a batch. Raises CorruptBatch if the file ends earlier."""
+    """Returns all bytes of a batch. Raises CorruptBatch if the file ends inside it."""
     data = os.pread(fd, batch.size_bytes, batch.position)
     if len(data) != batch.size_bytes:
         raise CorruptBatch(f"the file ends inside the batch at position {batch.position}")

@@ -246,7 +246,7 @@ def verify_directory(
     sizes = [segment.stat().st_size for segment in paths]
     report = DirectoryReport(str(directory), [])
     aborted = AbortedTransactions()
-    gaps_allowed = (directory / "compacted").exists()
+    may_have_gaps = (directory / "compacted").exists()
     for number, segment in enumerate(paths):
         checked = verify_segment(segment, deep, progress, sum(sizes[:number]), sum(sizes), aborted)
         if checked.problem is None or checked.incomplete:
@@ -261,7 +261,7 @@ def verify_directory(
         elif (
             previous is not None
             and previous.next_offset < checked.base_offset
-            and not gaps_allowed
+            and not may_have_gaps
             and previous.problem is None
             and checked.problem is None
         ):

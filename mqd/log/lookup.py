@@ -111,8 +111,8 @@ def _offset_for_timestamp(
 ) -> OffsetAndTimestamp:
     bases = _overlapping_bases(directory, log_start_offset, high_watermark)
     for number, base in enumerate(bases):
-        sealed = number + 1 < len(bases)
-        if sealed and 0 <= _newest_timestamp_hint(directory, base) < timestamp_ms:
+        is_sealed = number + 1 < len(bases)
+        if is_sealed and 0 <= _newest_timestamp_hint(directory, base) < timestamp_ms:
             continue
         result = _search_segment(directory, base, timestamp_ms, log_start_offset, high_watermark)
         if result is not None:
@@ -143,8 +143,8 @@ def _max_timestamp(directory: Path, log_start_offset: int, high_watermark: int) 
     best: OffsetAndTimestamp = UNKNOWN
     bases = _overlapping_bases(directory, log_start_offset, high_watermark)
     for number, base in enumerate(bases):
-        sealed = number + 1 < len(bases)
-        if sealed and 0 <= _newest_timestamp_hint(directory, base) <= best.timestamp_ms:
+        is_sealed = number + 1 < len(bases)
+        if is_sealed and 0 <= _newest_timestamp_hint(directory, base) <= best.timestamp_ms:
             continue
         best = _newest_in_segment(directory, base, log_start_offset, high_watermark, best)
     return best

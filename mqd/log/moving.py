@@ -119,19 +119,19 @@ class PartitionCopy:
             for name in os.listdir(self.source)
             if (match := _SEGMENT_FILE.fullmatch(name)) and (name == active_log or int(match[1]) < active_segment)
         ]
-        step = 0
+        step_bytes = 0
         for number, name in enumerate(sorted(names), 1):
             try:
                 for size in self._copy_file(name, active_position if name == active_log else None):
-                    step += size
-                    if step >= CHUNK_BYTES:
-                        yield step
-                        step = 0
+                    step_bytes += size
+                    if step_bytes >= CHUNK_BYTES:
+                        yield step_bytes
+                        step_bytes = 0
             except FileNotFoundError:
                 pass  # deleted by retention; finish() uses the remaining files
-            if step and (number % FILES_PER_STEP == 0 or number == len(names)):
-                yield step
-                step = 0
+            if step_bytes and (number % FILES_PER_STEP == 0 or number == len(names)):
+                yield step_bytes
+                step_bytes = 0
 
     def missing_bytes(self, active_segment: int, active_position: int) -> int:
         """Bytes that advance() would copy; a closed file that has been replaced since (by
@@ -195,13 +195,13 @@ class PartitionCopy:
             with open(self.path / name, "r+b" if (self.path / name).exists() else "w+b") as target:
                 target.truncate(copied)
                 while copied < end:
-                    step = _copy_range(source.fileno(), target.fileno(), copied, min(CHUNK_BYTES, end - copied))
-                    if step == 0:
+                    step_bytes = _copy_range(source.fileno(), target.fileno(), copied, min(CHUNK_BYTES, end - copied))
+                    if step_bytes == 0:
                         raise OSError(errno.EIO, f"it ends at byte {copied}, before {end}", str(self.source / name))
-                    copied += step
+                    copied += step_bytes
                     self._copied_sizes[name] = copied
-                    self.copied_bytes += step
-                    yield step
+                    self.copied_bytes += step_bytes
+                    yield step_bytes
                 # flushed here, so that finish(), which runs while the partition is closed, need not
                 # wait
                 os.fdatasync(target.fileno())

@@ -74,30 +74,30 @@ class Compaction:
     def __init__(self, directory: str | os.PathLike[str], bases: Sequence[int], options: CompactOptions):
         c_options = copy_in(options, ffi.new("struct mqd_compact_options *"))
         c_options.segment_count = len(bases)
-        self._work = ffi.new("struct mqd_compact_work *")
-        self._compact = lib.mqd_compact_open(os.fsencode(directory), list(bases), c_options)
-        if self._compact == ffi.NULL:
+        self._progress = ffi.new("struct mqd_compact_work *")
+        self._pointer = lib.mqd_compact_open(os.fsencode(directory), list(bases), c_options)
+        if self._pointer == ffi.NULL:
             raise failure(directory)
 
     def step(self, bytes_max: int) -> int:
         """Returns a CompactState. `done_bytes` counts the bytes read and written; after DECOMPRESS
         or COMPRESS, the caller converts the data of `unconverted` and passes it to resume().
         """
-        return check(lib.mqd_compact_step(self._checked_pointer(), bytes_max, self._work))
+        return check(lib.mqd_compact_step(self._checked_pointer(), bytes_max, self._progress))
 
     def resume(self, data: bytes) -> int:
         memory = bytes_of(data, writable=False)
-        return check(lib.mqd_compact_resume(self._checked_pointer(), memory, len(memory), self._work))
+        return check(lib.mqd_compact_resume(self._checked_pointer(), memory, len(memory), self._progress))
 
     @property
     def done_bytes(self) -> int:
-        return self._work.done_bytes
+        return self._progress.done_bytes
 
     @property
     def unconverted(self) -> tuple[int, bytes]:
         """The (codec, data) that step() or resume() has left for the caller to convert."""
-        return self._work.codec, (
-            ffi.buffer(self._work.bytes, self._work.size_bytes)[:] if self._work.size_bytes else b""
+        return self._progress.codec, (
+            ffi.buffer(self._progress.bytes, self._progress.size_bytes)[:] if self._progress.size_bytes else b""
         )
 
     def group_begin(self, first: int, count: int) -> None:
@@ -116,14 +116,14 @@ class Compaction:
 
     def close(self) -> None:
         """Discards unfinished files."""
-        if self._compact != ffi.NULL:
-            lib.mqd_compact_close(self._compact)
-            self._compact = ffi.NULL
+        if self._pointer != ffi.NULL:
+            lib.mqd_compact_close(self._pointer)
+            self._pointer = ffi.NULL
 
     def _checked_pointer(self) -> Any:
-        if self._compact == ffi.NULL:
+        if self._pointer == ffi.NULL:
             raise NativeError(E_INVALID, "this compaction was closed")
-        return self._compact
+        return self._pointer
 
 
 def compact_swap_prepare(

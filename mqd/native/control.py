@@ -222,7 +222,7 @@ class Control:
         self.buffer = buffer
         self._memory = bytes_of(buffer)
         # unused buffers for slot_view(), as (struct mqd_partition_view *, the bytes of that
-        # struct): to reuse them saves a quarter of its time
+        # struct): reusing them saves a quarter of the time of a call
         self._idle_buffers: list[tuple[Any, Any]] = []
 
     @classmethod
@@ -346,10 +346,10 @@ class Control:
         since the broker's start a worker has aborted (a broken invariant) while it opened this
         partition.
         """
-        aborts = lib.mqd_slot_recovery_begin(self._memory, slot)
-        check(aborts)
+        abort_count = lib.mqd_slot_recovery_begin(self._memory, slot)
+        check(abort_count)
         try:
-            yield aborts
+            yield abort_count
         finally:
             lib.mqd_slot_recovery_end()
 
@@ -384,8 +384,8 @@ class Control:
         return slot_view
 
     def slot_traffic(self, slot: int) -> tuple[int, int, int]:
-        """Traffic of clients with this host's replica since the slot was assigned to it: records
-        in, bytes in, bytes out. Excludes what local clients read from the files directly.
+        """The client traffic of this host's replica since the slot was assigned: (records in, bytes
+        in, bytes out). Excludes what local clients read from the files directly.
         """
         traffic = ffi.new("struct mqd_partition_traffic *")
         check(lib.mqd_slot_traffic(self._memory, slot, traffic))

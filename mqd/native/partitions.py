@@ -70,8 +70,8 @@ class Recovery(msgspec.Struct, kw_only=True):
     scanned_bytes: int = 0
     corrupt_position: int = -1
     corrupt_segment: int = -1
-    missing_from: int = -1
-    missing_to: int = -1
+    missing_from: int = -1  # the first offset that is missing because a segment file is
+    missing_to: int = -1  # the offset at which the log continues; see native.h
     segment_count: int = 0
     last_leader_epoch: int = -1
 

@@ -188,7 +188,9 @@ class SegmentReader:
     def next(
         self, block: Block, bytes_max: int, check_crc: bool = True, record_count_max: int | None = None
     ) -> ReadState:
-        """Fills `block`, with at most record_count_max records; block.count is then their number."""
+        """Fills `block` with at most record_count_max records, and sets block.count. Begins no further
+        batch once `bytes_max` bytes of the segment have been walked. Returns why it stopped.
+        """
         state, view = self._state, block.view
         view.capacity = block.capacity if record_count_max is None else min(record_count_max, block.capacity)
         check(lib.mqd_segment_reader_next(self._checked_reader(), bytes_max, check_crc, view, state))
@@ -233,8 +235,8 @@ class CompressedBatch(msgspec.Struct):
 
 
 def compressed_batch(block: Block, state: ReadState) -> tuple[CompressedBatch, memoryview]:
-    """The batch that stopped the last call of next() with COMPRESSED, and its compressed bytes in
-    place: valid until next() is called again.
+    """The batch that stopped the last call of next() with COMPRESSED, and a view of its
+    compressed bytes, which is valid until next() is called again.
     """
     start = block.view.base + state.compressed_position
     header = bytes(ffi.buffer(start, BATCH_HEADER_BYTES))
