@@ -12,12 +12,12 @@ import urllib.parse
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from mqd.coordinator.share.letter_records import EXHAUSTED, PREFIX, REJECTED
+from mqd.coordinator.share.letter_records import EXHAUSTED_MESSAGE, PREFIX, REJECTED_MESSAGE
 
 GROUP_PREFIX = "mqd-redrive:"  # followed by TOPIC?FILTER; neither a topic's name nor a quoted value has ? or &
 COUNT_HEADER = "mqd-redriven"  # header: how many times the record was redriven
 REDRIVE_COUNT_MAX = 3
-REASONS = {"rejected": REJECTED, "exhausted": EXHAUSTED}
+REASONS = {"rejected": REJECTED_MESSAGE, "exhausted": EXHAUSTED_MESSAGE}
 CLOCK_SKEW_MAX_MS = 60_000  # how far a producer's clock may be ahead of the broker's
 
 # the reasons why letters are not moved
