@@ -28,8 +28,8 @@ class BatchCall:
         return self.error is not None or self.accepted_count == self.count
 
     def step(self) -> bool:
-        """Continues as far as there is room; returns True when the call has finished. First hands over
-        the records that produce() staged earlier. Called with the lock held.
+        """Continues until there is no more room; returns True when the call has finished. First hands
+        over the records that produce() staged earlier. Called with the lock held.
         """
         producer, stage = self._producer, self._stage
         if self.finished or not self._may_continue():

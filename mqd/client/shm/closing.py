@@ -16,7 +16,7 @@ _log = logging.getLogger("mqd.client")
 _WAIT_WITHOUT_BROKER_S = 5.0  # how long close() waits for a broker to come back
 
 
-class Producer(Protocol):
+class ClosableProducer(Protocol):
     """The part of ShmProducer that close() needs."""
 
     config: ProducerConfig
@@ -39,7 +39,7 @@ class Producer(Protocol):
     def __len__(self) -> int: ...
 
 
-def close(producer: Producer) -> None:
+def close(producer: ClosableProducer) -> None:
     """Aborts an open transaction, flushes, and ends the producer. All callbacks are called even when
     some raise; the first exception is raised at the end.
 
@@ -65,7 +65,7 @@ def close(producer: Producer) -> None:
         raise raised[0]
 
 
-def _flush(producer: Producer, raised: list[Exception]) -> None:
+def _flush(producer: ClosableProducer, raised: list[Exception]) -> None:
     """Waits until all records are delivered or have failed; while there is no broker, for at most
     _WAIT_WITHOUT_BROKER_S."""
     detached_since = time.monotonic()
@@ -87,7 +87,7 @@ def _flush(producer: Producer, raised: list[Exception]) -> None:
             return
 
 
-def _serve(producer: Producer, raised: list[Exception]) -> None:
+def _serve(producer: ClosableProducer, raised: list[Exception]) -> None:
     while producer.events:
         try:
             producer.events.run_callbacks(producer.attachment.lock)

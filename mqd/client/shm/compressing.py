@@ -165,7 +165,7 @@ class Compressor:
             start = end
 
     def _fitting_end(self, batch: _Batch, piece: Chunk, start: int) -> int:
-        """The index in the piece at which the batch ends; an empty batch takes at least one
+        """Returns the index in the piece at which the batch is full. An empty batch takes at least one
         record."""
         end = min(piece.values.count, start + self._batch_records - batch.count)
         room = self._batch_bytes - batch.size_bytes
@@ -288,7 +288,7 @@ def _up_to_unknown_partition(chunk: Chunk, partition_count: int) -> Chunk:
 
 
 def _size_bytes(piece: Chunk, start: int = 0, end: int | None = None) -> int:
-    """Upper bound of the encoded size."""
+    """Returns an upper bound of the encoded size."""
     end = piece.values.count if end is None else end
     columns = [column for column in (piece.values, piece.keys, piece.headers) if column is not None]
     return (
@@ -297,7 +297,7 @@ def _size_bytes(piece: Chunk, start: int = 0, end: int | None = None) -> int:
 
 
 def _copy(chunk: Chunk) -> Chunk:
-    """A copy of the chunk in its own memory."""
+    """Returns a copy of the chunk in its own memory."""
 
     def copy_column(column: Column) -> Column:
         sizes = None if column.sizes is None else np.array(column.sizes)
@@ -315,7 +315,7 @@ def _copy(chunk: Chunk) -> Chunk:
 
 
 def _select(chunk: Chunk, chosen: np.ndarray) -> Chunk:
-    """The chosen records of the chunk."""
+    """Returns the chosen records of the chunk, in new memory."""
     indices = chosen.tolist()
 
     def select_column(column: Column) -> Column:

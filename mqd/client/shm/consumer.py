@@ -187,8 +187,8 @@ class ShmConsumer:
         self._interrupted = False
 
     def give_back(self, messages: list[Message]) -> None:
-        """Takes back `messages`, the latest records from take(), because they did not reach the
-        application: they will be read again, and commits end before them.
+        """Takes back `messages`, the end of the latest result of take() or gather(), because they did not
+        reach the application: they will be read again, and commits end before them.
         """
         self._advance_past_returned()
         for part in self._rewind(messages):

@@ -50,7 +50,7 @@ def _stored_offset(part: AssignedPartition) -> Committed:
 
 
 def _topic_gone_error(message: Message) -> KafkaError:
-    """The error that the broker returns for a commit by the id of a deleted topic."""
+    """Returns the error with which the broker refuses a commit by the id of a deleted topic."""
     return broker_error(
         int(ErrorCode.UNKNOWN_TOPIC_ID), f"{message.topic()} [{message.partition()}]: the topic of this record is gone"
     )
@@ -222,8 +222,8 @@ class ConsumerOffsets:
         return part is not None and part.received_end is not None and message.offset() >= part.received_end
 
     def _topic_id(self, key: Key) -> bytes:
-        """The id of the topic being read; for unassigned partitions the application knows only the
-        name."""
+        """Returns the id of the topic that is being read, or NO_TOPIC_ID for unassigned partitions, of
+        which the application knows only the name."""
         part = self._parts.get(key)
         return part.topic_id or requests.NO_TOPIC_ID if part is not None else requests.NO_TOPIC_ID
 

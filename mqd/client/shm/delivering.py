@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mqd.client.messages import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME, BatchDelivery, KafkaError, Message
-from mqd.client.shm.staging import Entry
+from mqd.client.shm.staging import FullEntry
 
 BatchPart = tuple[Any, Any, int]  # see Delivery
 
@@ -44,7 +44,7 @@ class CallReport:
 class Delivery:
     """An event: records of one partition with one outcome.
 
-    A part is (waiters, indices, count) for the next `count` records: `waiters` is a list of Entry or
+    A part is (waiters, indices, count) for the next `count` records: `waiters` is a list of FullEntry or
     one CallReport, and `indices` are the records' positions in that list or in the reported call.
     (None, None, count): no caller waits for these records.
     """
@@ -95,7 +95,7 @@ class Delivery:
         return call_count
 
     def _call_entries(
-        self, entries: list[Entry], indices: Any, first_offset: int | None, later: list[BatchPart], position: int
+        self, entries: list[FullEntry], indices: Any, first_offset: int | None, later: list[BatchPart], position: int
     ) -> int:
         call_count, now, error, has_append_time = 0, time.monotonic(), self.error, self.log_append_ms >= 0
         topic, partition, offset = self.topic, self.partition if self.partition >= 0 else None, None

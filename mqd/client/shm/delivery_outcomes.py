@@ -151,7 +151,7 @@ class DeliveryOutcomes:
             outcome = self._reported.popleft()
             try:
                 self._handle(outcome, now)
-            except BaseException:  # Ctrl-C: the C core reports an outcome only once, so it is kept
+            except BaseException:  # Ctrl-C: the C core reports an outcome only once, so keep it
                 self._reported.appendleft(outcome)
                 self._producer.attachment.wake()
                 raise

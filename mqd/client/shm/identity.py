@@ -25,15 +25,15 @@ _RETRY_S = 0.1
 HOLD_REASON = "the producer has no identity yet"
 
 
-class Identity:
+class ProducerIdentity:
     def __init__(self, producer: Any) -> None:
         self._producer = producer
         self.idempotent: bool = producer.config["enable.idempotence"]
         self._is_managed_here = self.idempotent and not producer.config["transactional.id"]
         self._gapless: bool = producer.config["enable.gapless.guarantee"]
         self.renewing = self._is_managed_here
-        self._requested = False
-        self._request_at = 0.0
+        self._is_requesting = False
+        self._next_request_at = 0.0
         self._new_identity: tuple[int, int] | None = None
         if self._is_managed_here:
             producer.hold_reason = HOLD_REASON
@@ -55,7 +55,7 @@ class Identity:
     def renew(self) -> None:
         if not self.renewing:
             self.renewing = True
-            self._request_at = 0.0
+            self._next_request_at = 0.0
             self._producer.hold(HOLD_REASON)
             self._producer.attachment.wake()
 
@@ -66,9 +66,9 @@ class Identity:
         if self._new_identity is not None:
             # each response causes a turn; the retry is for responses that never arrive
             return _NEVER if self._adopt() else now + _RETRY_S
-        if self._requested or now < self._request_at:
-            return self._request_at if not self._requested else _NEVER
-        self._requested = True
+        if self._is_requesting or now < self._next_request_at:
+            return self._next_request_at if not self._is_requesting else _NEVER
+        self._is_requesting = True
         api = self._producer.attachment.api
         self._producer.attachment.send(
             requests.INIT_PRODUCER_ID,
@@ -79,15 +79,15 @@ class Identity:
         return _NEVER
 
     def _on_response(self, response: Any, error: KafkaError | None) -> None:
-        self._requested = False
+        self._is_requesting = False
         if error is None and response.error_code:
             error = broker_error(response.error_code, "InitProducerId", retriable=is_retriable(response.error_code))
         if error is None:
             self._new_identity = (response.producer_id, response.producer_epoch)
             self._producer.attachment.wake()
         elif error.retriable():
-            self._request_at = self._producer.now() + _RETRY_S
-            self._producer.attachment.wake_by(self._request_at)
+            self._next_request_at = self._producer.now() + _RETRY_S
+            self._producer.attachment.wake_by(self._next_request_at)
         elif error.code() != KafkaError._DESTROY:
             self._producer.set_fatal(local_error(error.code(), error.str(), fatal=True))
 

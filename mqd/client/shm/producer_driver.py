@@ -18,10 +18,10 @@ from mqd.client.shm.attachment import Attachment
 from mqd.client.shm.compressing import Compressor
 from mqd.client.shm.delivering import Delivery, ErrorEvent, Events
 from mqd.client.shm.delivery_outcomes import DeliveryOutcomes
-from mqd.client.shm.identity import Identity
+from mqd.client.shm.identity import ProducerIdentity
 from mqd.client.shm.opening import opener
-from mqd.client.shm.producer_statistics import Statistics
-from mqd.client.shm.staging import STAGE_MAX, Entry, Refused, Stage, TakenCount, chunk_of
+from mqd.client.shm.producer_statistics import ProducerStatistics
+from mqd.client.shm.staging import STAGE_MAX, FullEntry, Refused, Stage, TakenCount, chunk_of
 from mqd.client.shm.transactional import Transactions
 from mqd.native import NativeError
 from mqd.native.client import INT64_MAX, Client, ProducerOptions
@@ -75,11 +75,11 @@ class ProducerDriver:
             self.attachment.close()
             raise
         self.outcomes = DeliveryOutcomes(self)
-        self.identity = Identity(self)
+        self.identity = ProducerIdentity(self)
         self.transactions = Transactions(self)
         self.compressor = Compressor(self)
         self.appender = Appender(self)
-        self.statistics = Statistics(self)
+        self.statistics = ProducerStatistics(self)
 
     def _open_native(self) -> NativeProducer:
         config, api = self.config, self.attachment.api
@@ -143,7 +143,7 @@ class ProducerDriver:
         """Fails the first records of a stage; their transaction must be aborted."""
         entries = stage.entries[:count]
         for entry in entries:
-            if type(entry) is Entry and entry.on_delivery is not None:
+            if type(entry) is FullEntry and entry.on_delivery is not None:
                 self.put(Delivery(stage.topic, max(entry.partition, -1), -1, -1, error, [([entry], range(1), 1)]))
         stage.release(count)
         if entries:
@@ -307,7 +307,9 @@ class ProducerDriver:
                 self._arm(stage)
 
     def outstanding(self) -> int:
-        """The number of records staged or in the C core, and of pending callbacks. Lock held."""
+        """Returns the number of records that are staged or in the C core, plus the number of pending
+        callbacks. Lock held.
+        """
         if self.outcomes.batches and not self.native.outstanding_records:
             self.outcomes.take_deliveries(time.monotonic())  # batches with a response, but without a report yet
         return (

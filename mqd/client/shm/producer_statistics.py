@@ -25,7 +25,7 @@ NOT_COUNTED: dict[str, Any] = {
 }
 
 
-class Statistics:
+class ProducerStatistics:
     def __init__(self, producer: Any) -> None:
         self._producer = producer
         self._interval_s: float = producer.config["statistics.interval.ms"] / 1000

@@ -125,17 +125,17 @@ class PartitionReader:
         return int(self._rest.offsets[0]) if self._rest is not None else self._reader.position
 
     def lag_end(self) -> int:
-        """The high watermark, or the last stable offset for read_committed; -1 = not known now. Sends no
-        request.
+        """Returns the high watermark or, for read_committed, the last stable offset; -1 = not known now.
+        Sends no request.
         """
         return self._reader.lag_end()
 
     def log_start(self) -> int:
-        """The log start offset; -1 = not known now."""
+        """Returns the log start offset; -1 = not known now."""
         return self._reader.log_start()
 
     def lag(self) -> int:
-        """Offsets between the position and the end; -1 = not known now."""
+        """Returns the number of offsets between the position and the end; -1 = not known now."""
         end = self._reader.lag_end()
         return -1 if end < 0 else max(0, end - self.position)
 

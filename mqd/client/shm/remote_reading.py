@@ -92,7 +92,7 @@ class RemoteReader:
         return self._records.take(self, records_max)
 
     def lag_end(self) -> int:
-        """The partition's end; -1 unless everything before it has been read."""
+        """Returns the partition's end, or -1 unless everything before it has been read."""
         with self._records.lock:
             return self.end if not self.messages and self.problem is None else -1
 

@@ -2,7 +2,7 @@
 
 The time budget of a record allows little more than one append to a Python list. An entry is the value
 itself if a record has only a value, (value, key) or (value, key, partition) if it has only these,
-else an Entry. From time to time the whole list is turned into columns: one join, one pass for the
+else a FullEntry. From time to time the whole list is turned into columns: one join, one pass for the
 sizes, one call into C.
 
 1. The list is never replaced: appends need no lock, and taken entries are deleted from its front, so
@@ -32,7 +32,7 @@ _value_of, _key_of, _partition_of = itemgetter(0), itemgetter(1), itemgetter(2)
 STAGE_MAX = 1024  # records passed on in one call: more would not fit the CPU's caches
 
 
-class Entry(NamedTuple):
+class FullEntry(NamedTuple):
     """A record with more than a value, key and partition. `headers` are encoded, `original_headers`
     are as passed to produce(); `began` is time.monotonic() at produce(), for the latency in a delivery
     report.
@@ -122,7 +122,7 @@ class Stage:
 
     def timestamps_of_first(self, count: int) -> tuple[int, np.ndarray | None]:
         """Returns the timestamps of the first `count` entries in milliseconds: (timestamp, None) if all
-        are equal, else (first timestamp, array of all). An Entry has its own timestamp, which replaces
+        are equal, else (first timestamp, array of all). A FullEntry has its own timestamp, which replaces
         the one returned here.
         """
         marks, end = self.marks, self.released_count + count
@@ -131,13 +131,13 @@ class Stage:
         if len(marks) == 1 or marks[1][0] >= end:
             return marks[0][1], None
         covering = [mark for mark in marks if mark[0] < end]
-        # each entry before the first mark is an Entry, with its own timestamp
+        # each entry before the first mark is a FullEntry, with its own timestamp
         starts = [self.released_count, *(position for position, _ in covering[1:]), end]
         return marks[0][1], np.repeat(np.array([ms for _, ms in covering], np.int64), np.diff(starts))
 
 
 class Chunk(NamedTuple):
-    """Columns for one call into C. `entries`: the records as Entry objects, if any of them has a delivery
+    """Columns for one call into C. `entries`: the records as FullEntry objects, if any of them has a delivery
     callback.
     """
 
@@ -216,7 +216,7 @@ def _chunk_of_mixed(entries: list[Any], timestamp_ms: int, timestamps: np.ndarra
     count = len(entries)
     times_ms = [timestamp_ms] * count if timestamps is None else timestamps.tolist()
     full_entries = [
-        entry if type(entry) is Entry else _entry(entry, times_ms[index]) for index, entry in enumerate(entries)
+        entry if type(entry) is FullEntry else _entry(entry, times_ms[index]) for index, entry in enumerate(entries)
     ]
     values, keys, partitions, times, headers, callbacks, _, _ = zip(*full_entries, strict=True)
     return Chunk(
@@ -230,9 +230,9 @@ def _chunk_of_mixed(entries: list[Any], timestamp_ms: int, timestamps: np.ndarra
     )
 
 
-def _entry(entry: Any, timestamp_ms: int) -> Entry:
+def _entry(entry: Any, timestamp_ms: int) -> FullEntry:
     value, key, partition = (*entry, -1)[:3] if type(entry) is tuple else (entry, None, -1)
-    return Entry(value, key, partition, timestamp_ms, None, None, 0.0, None)
+    return FullEntry(value, key, partition, timestamp_ms, None, None, 0.0, None)
 
 
 def _column(items: Sequence[Any]) -> Column:

@@ -100,7 +100,7 @@ class _TransactionState:
         self.topics_being_added: set[str] = set()
         # version 1: a request was sent that makes the coordinator begin the transaction
         self.may_have_begun = False
-        self.groups: set[str] = set()
+        self.added_groups: set[str] = set()  # version 1: groups whose offsets partition was added
         # topics of committed offsets that the broker does not know -> time.monotonic() of the first
         # response that said so
         self.unknown_since: dict[str, float] = {}
@@ -218,7 +218,7 @@ class Transactions:
             self._require(State.OPEN)
         if not offsets:
             return
-        if not self._uses_version_2 and group.group_id not in self._current.groups:
+        if not self._uses_version_2 and group.group_id not in self._current.added_groups:
             self._current.may_have_begun = True
             self._request(
                 requests.ADD_OFFSETS_TO_TXN,
@@ -226,7 +226,7 @@ class Transactions:
                 lambda: AddOffsetsToTxnRequest(**self._identity_fields(), group_id=group.group_id),
                 deadline,
             )
-            self._current.groups.add(group.group_id)
+            self._current.added_groups.add(group.group_id)
         self._current.may_have_written = True
         self._request(requests.TXN_OFFSET_COMMIT, None, lambda: self._offset_commit(offsets, group), deadline)
 

@@ -13,7 +13,7 @@ import pytest
 from mqd.client import columns, config
 from mqd.client.messages import GroupMetadata, KafkaException, Message, decode_headers, encode_headers
 from mqd.client.producer import Producer
-from mqd.client.shm.staging import Entry, Stage, chunk_of
+from mqd.client.shm.staging import FullEntry, Stage, chunk_of
 from mqd.protocol.records import Record, decode_records, encode_batch
 
 
@@ -196,7 +196,7 @@ def test_a_stage_keeps_times_and_order(mix: float, plain: float) -> None:
             if rng.random() < 0.4:
                 now += rng.randrange(3)
             if rng.random() < mix:
-                stage.entries.append(Entry(b"%d" % sent, None, -1, 7, None, None, 0.0, None))
+                stage.entries.append(FullEntry(b"%d" % sent, None, -1, 7, None, None, 0.0, None))
                 expected.append((b"%d" % sent, 7))
             else:
                 if now != stage.now_ms:

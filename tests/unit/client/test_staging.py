@@ -4,14 +4,14 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqd.client.shm.staging import Entry, Stage, chunk_of
+from mqd.client.shm.staging import FullEntry, Stage, chunk_of
 
 NOW_MS = 1_700_000_000_000
 
 _bytes = st.binary(max_size=6)
 _plain = st.one_of(_bytes, st.tuples(_bytes, _bytes), st.tuples(_bytes, st.none() | _bytes, st.integers(0, 5)))
 _full = st.builds(
-    Entry,
+    FullEntry,
     st.none() | _bytes,
     st.none() | _bytes,
     st.integers(-1, 5),
@@ -34,7 +34,7 @@ def _items(column, count):
 
 def _spread(entry):
     """(value, key, partition) of an entry of any shape."""
-    if isinstance(entry, Entry):
+    if isinstance(entry, FullEntry):
         return entry.value, entry.key, entry.partition
     if isinstance(entry, tuple):
         return (*entry, -1)[:3]
@@ -52,7 +52,7 @@ def _check(entries):
         _spread(entry) for entry in entries
     ]
     times = [chunk.timestamp_ms] * count if chunk.timestamps is None else chunk.timestamps.tolist()
-    assert times == [entry.timestamp_ms if isinstance(entry, Entry) else NOW_MS for entry in entries]
+    assert times == [entry.timestamp_ms if isinstance(entry, FullEntry) else NOW_MS for entry in entries]
 
 
 @given(st.lists(_plain, min_size=1, max_size=20))
@@ -72,7 +72,7 @@ def test_all_shapes_mixed(entries):
 
 def test_records_with_explicit_timestamps_precede_the_first_mark() -> None:
     stage = Stage("topic")
-    stage.entries += [Entry(b"own", None, -1, 5, None, None, 0.0, None)] * 2
+    stage.entries += [FullEntry(b"own", None, -1, 5, None, None, 0.0, None)] * 2
     for now_ms in (1000, 1001):
         stage.mark(now_ms)
         stage.entries += [b"value"]
