@@ -26,8 +26,8 @@ class Started(msgspec.Struct, frozen=True):
 
 
 class ControllerKnown(msgspec.Struct, frozen=True):
-    """The leader of the quorum as far as this host knows; -1 = none. `is_only_voter`: no other host
-    votes, so none can ever fence this host.
+    """The leader of the quorum that is known on this host; -1 = none. `is_only_voter`: no other host
+    votes, so no host can ever fence this one.
     """
 
     node_id: int

@@ -27,6 +27,8 @@ NO_WORKER = -1
 
 
 class Proposal(msgspec.Struct):
+    """The newest proposal of the worker (`client`) that leads a partition."""
+
     client: Hashable
     proposal: messages.ProposeInSync
     sent_epoch: int = -1  # controller epoch of the newest copy; -1 = none was sent
@@ -35,6 +37,8 @@ class Proposal(msgspec.Struct):
 
 
 class Change(msgspec.Struct):
+    """A client's change that was forwarded to the active controller."""
+
     client: Hashable
     request: messages.Request
     since_ms: int
@@ -43,7 +47,9 @@ class Change(msgspec.Struct):
 
 
 class Reports:
-    """`state`: MetadataCore.committed; read-only, and always the same object."""
+    """The part of the broker core that repeats reports, and the attributes of the core. `state`:
+    MetadataCore.committed; read-only, and always the same object.
+    """
 
     def __init__(self, node_id: int, state: MetadataState, options: ControllerOptions = DEFAULTS) -> None:
         self.node_id = node_id
@@ -59,6 +65,7 @@ class Reports:
         self._lease_until_ms = 0
         self._inherited_lease = (-1, 0)  # (broker epoch, lease) of the previous process, from the control segment
         self._last_set_broker: SetBroker | None = None
+        # versions: as in the newest MetadataApplied, and both of the newest MetadataCommitted
         self._applied = self._known_version = self._committed = -1
         self._register_at_ms = self._heartbeat_at_ms = 0
         self._wait_logged = False  # whether NotYetRegistered was logged for the current wait

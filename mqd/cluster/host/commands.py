@@ -34,7 +34,9 @@ class Subscriber(msgspec.Struct):
     has_failures: bool = True
 
 
-class Command(msgspec.Struct):
+class PendingCommand(msgspec.Struct):
+    """A command that was sent to `worker`, and whose response goes to `client`."""
+
     client: Hashable
     request_id: int
     worker: Hashable
@@ -48,7 +50,7 @@ class HostCommands:
     _images: dict[str, messages.TopicImage]
     _log_dirs: dict[str, int]
     _subscribers: dict[Hashable, Subscriber]
-    _commands: dict[int, Command]
+    _commands: dict[int, PendingCommand]
     _command_id: int
 
     def _published_image(self, partition: Partition) -> messages.PartitionImage | None:
@@ -92,12 +94,12 @@ class HostCommands:
         if isinstance(change, messages.MoveReplica) and change.log_dir not in self._log_dirs.values():
             return refuse(
                 ErrorCode.KAFKA_STORAGE_ERROR,
-                f"Log directory {change.log_dir} was offline when the controller started.",
+                f"The log directory with index {change.log_dir} was offline when the controller started.",
             )
         if len(self._commands) >= COMMANDS_MAX:
             return refuse(ErrorCode.REQUEST_TIMED_OUT, "Too many commands are in progress; try again.")
         self._command_id += 1
-        self._commands[self._command_id] = Command(event.client, event.request_id, worker.client, now_ms)
+        self._commands[self._command_id] = PendingCommand(event.client, event.request_id, worker.client, now_ms)
         if isinstance(change, messages.MoveReplica):
             return [
                 Send(worker.client, messages.Command(self._command_id, "move_replica", partition.slot, change.log_dir))

@@ -32,7 +32,7 @@ class Started(msgspec.Struct, frozen=True):
     state: MetadataState
     slots: tuple[SlotSeen, ...]
     torn_slots: tuple[int, ...]  # slots whose identity the predecessor was writing when it died
-    live_workers: dict[int, int]  # worker, subscribed or not -> generation
+    live_workers: dict[int, int]  # worker -> generation; also workers that have not subscribed
 
 
 class StateReplaced(msgspec.Struct, frozen=True):

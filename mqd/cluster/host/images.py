@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Hashable, Iterable, Mapping
 
 from mqd.cluster.host import messages
-from mqd.cluster.host.commands import OWNER_NONE, Command, HostCommands, Subscriber
+from mqd.cluster.host.commands import OWNER_NONE, HostCommands, PendingCommand, Subscriber
 from mqd.cluster.host.events import (
     Action,
     AssignSlot,
@@ -63,7 +63,7 @@ class TopicImages(HostCommands):
         # worker that died -> partition that it led, or may have led -> the leader epoch in which it died
         self._awaited_epochs: dict[int, dict[Partition, int]] = {}
         self._subscribers: dict[Hashable, Subscriber] = {}
-        self._commands: dict[int, Command] = {}
+        self._commands: dict[int, PendingCommand] = {}
         self._command_id = 0
         self._withheld: list[str] = []  # topics without slots yet, as last sent to the acceptor
         self._version = 0
@@ -178,7 +178,9 @@ class TopicImages(HostCommands):
         return actions
 
     def _lost_epoch(self, key: Partition) -> int:
-        """The leader epoch in which a worker died that may have led the partition; -1 = none."""
+        """If a worker that may have led the partition has died, returns the leader epoch in which it
+        died; otherwise -1.
+        """
         return max((awaited.get(key, -1) for awaited in self._awaited_epochs.values()), default=-1)
 
     def _leadership_has_ended(self, epoch: int, image: messages.PartitionImage) -> bool:

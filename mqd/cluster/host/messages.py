@@ -169,8 +169,8 @@ class SettingsPut(msgspec.Struct, tag=True, frozen=True):
     version: int
     client_quotas: list[ClientQuota] | None = None
     features: dict[str, int] | None = None
-    # existing topics that the subscribers have not received yet, or not with all partitions, because
-    # the missing partitions wait for slots on this host
+    # existing topics that subscribers have not received yet, or have received without the last
+    # partitions, because partitions wait for slots on this host
     withheld: list[str] | None = None
 
 

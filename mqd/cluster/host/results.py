@@ -4,7 +4,7 @@ import msgspec
 
 
 class PartitionResult(msgspec.Struct, frozen=True):
-    """The result for one partition, of a change to several partitions."""
+    """One partition's result in the response to a change of several partitions."""
 
     name: str
     partition: int

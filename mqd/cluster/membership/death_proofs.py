@@ -16,9 +16,9 @@ RECIPIENTS_MAX = 64
 
 
 def final_notice(core: QuorumCore, state: MetadataState, incarnation: int, previous: Notice | None) -> Notice | None:
-    """The notice that the keeper sends once this host's controller process and its broker have
-    ended; the controller gives it to the keeper in advance. None: no other host relies on this one's
-    processes yet. `previous`: the previous result.
+    """Returns the notice that the keeper sends once this host's controller process and its broker have
+    ended; the controller gives the notice to the keeper in advance. None: no other host relies on
+    this one's processes yet. `previous`: the previous result.
 
     While no leader is known, the previous result remains valid: N1, N2.
     """
@@ -31,8 +31,8 @@ def final_notice(core: QuorumCore, state: MetadataState, incarnation: int, previ
 
 
 def recipients(core: QuorumCore, state: MetadataState) -> tuple[tuple[str, int], ...]:
-    """The addresses of the other hosts from their last registrations: first the voters, which elect a
-    leader, then the other hosts, which only look for the new leader. At most RECIPIENTS_MAX.
+    """Returns the addresses of the other hosts from their last registrations: first the voters, which
+    elect a leader, then the other hosts, which only look for the new leader. At most RECIPIENTS_MAX.
     """
     voters = {voter.node_id: (voter.host, voter.port) for voter in core.voters}
     brokers = {

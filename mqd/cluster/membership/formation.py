@@ -161,7 +161,7 @@ Effect = QuerySeed | RespondToQuery | CreateCluster | Join | Wait
 
 
 def normalise(seed: str) -> str:
-    """The normal form of "Host:Port", for comparing the lists of two hosts. Raises ValueError."""
+    """Returns the normal form of "Host:Port", for comparing the lists of two hosts. Raises ValueError."""
     host, port = parse_address(seed)
     if not host or not port:
         raise ValueError(f"{seed.strip()!r} is not HOST:PORT")
@@ -174,7 +174,7 @@ def split(seed: str) -> tuple[str, int]:
 
 
 def set_digest(members: Sequence[Member]) -> str:
-    """A digest of the members' identities, independent of their addresses and order."""
+    """Returns a digest of the members' identities, which does not depend on addresses or order."""
     text = "\n".join(
         f"{node_id} {directory_id}"
         for node_id, directory_id in sorted((member.node_id, member.directory_id) for member in members)
@@ -202,11 +202,11 @@ class FormationCore:
         self._lost_cluster_id = lost_cluster_id
         self.seeds = tuple(sorted({normalise(seed) for seed in seeds}))
         if len(self.seeds) > SEED_COUNT_MAX:
-            raise ValueError(f"cluster.seeds has {len(self.seeds)} seeds; at most {SEED_COUNT_MAX} are possible")
+            raise ValueError(f"cluster.seeds has {len(self.seeds)} seeds; at most {SEED_COUNT_MAX} are allowed")
         self.decision: CreateCluster | Join | None = None
         self._states = {seed: _Seed() for seed in self.seeds}
         self._query_count = 0
-        self._logged: tuple[str, ...] | None = None
+        self._reported_reasons: tuple[str, ...] | None = None
         self._advise_ms: int | None = None  # earliest time for the advice; None before Start
         self._advised = False
 
@@ -246,7 +246,7 @@ class FormationCore:
         )
 
     def members(self) -> tuple[Member, ...]:
-        """The seeds that have responded."""
+        """Returns the seeds that have responded."""
         return tuple(state.response.member for state in self._states.values() if state.response is not None)
 
     # -- querying ----------------------------------------------------------------------------------
@@ -296,8 +296,8 @@ class FormationCore:
                 state.query_id, state.sent_ms = self._query_count, now_ms
                 effects.append(QuerySeed(seed, FormationQuery(self._query_count)))
         reasons, advice = self._reasons(), self._advice(now_ms)
-        if reasons != self._logged or advice:
-            self._logged = reasons
+        if reasons != self._reported_reasons or advice:
+            self._reported_reasons = reasons
             effects.append(Wait(reasons, advice))
         return effects
 
@@ -383,7 +383,7 @@ class FormationCore:
             elif response.lost:
                 reasons.append(f"{seed} belonged to a cluster and has lost its metadata")
             elif response.seeds != self.seeds:
-                reasons.append(f"{seed} has other seeds: {', '.join(response.seeds) or 'none'}")
+                reasons.append(f"{seed} has a different list of seeds: {', '.join(response.seeds) or 'none'}")
             elif response.member.node_id in seed_of_node:
                 reasons.append(
                     f"{seed} has node id {response.member.node_id}, like {seed_of_node[response.member.node_id]}:"

@@ -169,7 +169,7 @@ def test_a_host_that_is_not_a_seed_waits_even_when_all_seeds_are_empty():
     late = world.start(9, "d:1", "directory-9")
     world.start(1, "a:1", "directory-1", seeds=["a:1", "x:1"])
     world.settle()
-    assert late.decision is None and "other seeds" in late.waiting[0]
+    assert late.decision is None and "different list of seeds" in late.waiting[0]
 
 
 def test_seeds_that_differ_are_reported():
@@ -178,7 +178,9 @@ def test_seeds_that_differ_are_reported():
     world.start(2, "b:1", "directory-2", seeds=["a:1", "b:1"])
     world.start(3, "c:1", "directory-3")
     world.settle()
-    assert first.decision is None and any("has other seeds: a:1, b:1" in reason for reason in first.waiting)
+    assert first.decision is None and any(
+        "has a different list of seeds: a:1, b:1" in reason for reason in first.waiting
+    )
 
 
 def test_a_duplicate_node_id_is_reported():
