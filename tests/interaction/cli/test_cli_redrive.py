@@ -40,7 +40,7 @@ class Topics:
         group: str = "workers",
         source: str | None = None,
         offset: int = 0,
-        message: str = plan.REJECTED,
+        message: str = plan.REJECTED_MESSAGE,
         own: Headers | None = None,
     ) -> None:
         about = {"topic": source or self.source, "partition": 1, "offset": offset, "group": group, "message": message}
@@ -82,7 +82,7 @@ def test_each_letter_is_moved_once_with_any_filters(topics: Topics, mqd: Command
     topics.letter("copied", own=[("own", b"1"), (plan.COUNT_HEADER, b"1")])
     topics.letter(None)
     topics.letter(None, offset=1000)
-    topics.letter("other group", group="others", message=plan.EXHAUSTED)
+    topics.letter("other group", group="others", message=plan.EXHAUSTED_MESSAGE)
     topics.letter("loop", source=topics.letters)
     topics.letter("too often", own=[(plan.COUNT_HEADER, b"3")])
     topics.producer.produce(topics.letters, "no letter")

@@ -34,7 +34,7 @@ class Written:
         return StoredRecord(1, self.offset, one.timestamp_ms, one.key, one.value, tuple(one.headers))
 
 
-ORIGIN = Origin("jobs", 2, 41, "workers", plan.REJECTED)
+ORIGIN = Origin("jobs", 2, 41, "workers", plan.REJECTED_MESSAGE)
 
 
 def record(
