@@ -4,8 +4,8 @@ back only after its imports.
 
 A fork continues as if it had been started by exec: supervisord sets its arguments, environment,
 signals and files, and what `ps` shows. The fork inherits its parent's memory and memory layout,
-including every secret there; the keeper would pass these secrets on anyway. supervisord has no threads
-(mqd.keeper.supervise).
+including every secret there; the keeper would pass these secrets on anyway. supervisord has no
+threads (mqd.keeper.supervise).
 
 Another supervisord (`mqd up --print-supervisord`), or another Python, starts the programs by exec.
 """

@@ -190,7 +190,7 @@ class BrokerSupervisor(Supervisor):
         options.waitpid = self._reap_and_count
         options.fork = _fork
         options.execve = forking.execve
-        self._manager = systemd.Manager.from_environment(os.environ, os.getpid())
+        self._manager = systemd.ServiceManager.from_environment(os.environ, os.getpid())
         self._watchdog = systemd.WatchdogFeeder(self._manager, layout.keeper_socket, options.get_socket_map())
         self._has_notified_stopping = False
 

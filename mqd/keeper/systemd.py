@@ -26,7 +26,7 @@ PROBE_S = 2.0  # the longest time between two probes
 PACKET_BYTES_MAX = 64 << 10
 
 
-class Manager:
+class ServiceManager:
     """The systemd service manager; does nothing if systemd did not start this process."""
 
     def __init__(self, address: str, watchdog_s: float = 0.0) -> None:
@@ -34,7 +34,7 @@ class Manager:
         self.watchdog_s = watchdog_s
 
     @classmethod
-    def from_environment(cls, environment: MutableMapping[str, str], pid: int) -> Manager:
+    def from_environment(cls, environment: MutableMapping[str, str], pid: int) -> ServiceManager:
         """Takes systemd's variables out of `environment`, so that no child inherits them."""
         address = environment.pop("NOTIFY_SOCKET", "")
         microseconds, watchdog_pid = environment.pop("WATCHDOG_USEC", ""), environment.pop("WATCHDOG_PID", str(pid))
@@ -62,7 +62,7 @@ class WatchdogFeeder:
 
     def __init__(
         self,
-        manager: Manager,
+        manager: ServiceManager,
         keeper_socket: Path,
         dispatchers: MutableMapping[int, Any],
         clock: Callable[[], float] = time.monotonic,

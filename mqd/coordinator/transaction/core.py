@@ -16,8 +16,8 @@ the producer gets the response. After `response_ms` without markers it is answer
 the outcome can no longer change.
 
 Client version 2 (KIP-890 part 2): every end bumps the producer epoch, so that a delayed or repeated
-request of an ended transaction has an old epoch. When the epochs of a producer id run out, the
-end assigns the next producer id. Client version 0: the epoch stays; only fencing bumps it. A
+request of an ended transaction has an old epoch. When the epochs of a producer id run out, the end
+assigns the next producer id. Client version 0: the epoch stays; only fencing bumps it. A
 repeated EndTxn or AddPartitionsToTxn of such a client cannot be distinguished from one of its next
 transaction. A repeated Produce can, because it is verified.
 

@@ -18,6 +18,7 @@ Every task attempt enlists a child: a producer id and epoch for this transaction
 write like transactional producers of this transactional id (KIP-890: the first batch to a partition
 adds it). The commit names the winners. They get commit markers; all other children get abort
 markers.
+
 Every marker's epoch is one above the child's, which fences late writes of the child. The producer
 ids continue with that epoch in the next transaction. The decision and the number of the batch are
 one record: a repeated batch is recognized by its number, whichever run sends it, and none of it is

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mqd.keeper.systemd import PROBE_S, RESPONSE_S, Manager, WatchdogFeeder
+from mqd.keeper.systemd import PROBE_S, RESPONSE_S, ServiceManager, WatchdogFeeder
 from mqd.shm.keeper_messages import Probed, ProbeQuery
 
 
@@ -26,7 +26,10 @@ class World:
         self.keeper.settimeout(5)
         self.dispatchers: dict[int, WatchdogFeeder] = {}
         self.feeder = WatchdogFeeder(
-            Manager(str(directory / "notify"), 120.0), directory / "keeper.sock", self.dispatchers, lambda: self.now_s
+            ServiceManager(str(directory / "notify"), 120.0),
+            directory / "keeper.sock",
+            self.dispatchers,
+            lambda: self.now_s,
         )
 
     def told(self) -> list[str]:
@@ -109,16 +112,16 @@ def test_a_dead_keeper_or_invalid_responses_do_not_feed_the_watchdog(world: Worl
 
 def test_systemd_s_variables_are_taken_from_the_environment(tmp_path: Path) -> None:
     environment = {"NOTIFY_SOCKET": "/x", "WATCHDOG_USEC": "120000000", "WATCHDOG_PID": "7", "PATH": "/bin"}
-    assert Manager.from_environment(dict(environment), 7).watchdog_s == 120.0
-    assert Manager.from_environment(dict(environment), 8).watchdog_s == 0.0
-    Manager.from_environment(environment, 7)
+    assert ServiceManager.from_environment(dict(environment), 7).watchdog_s == 120.0
+    assert ServiceManager.from_environment(dict(environment), 8).watchdog_s == 0.0
+    ServiceManager.from_environment(environment, 7)
     assert environment == {"PATH": "/bin"}
-    Manager.from_environment({}, 7).notify("READY=1")  # without systemd: nothing
+    ServiceManager.from_environment({}, 7).notify("READY=1")  # without systemd: nothing
 
 
 def test_an_abstract_address(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(f"\0mqd-test-{tmp_path}"[:100])
         address = manager.getsockname().decode().replace("\0", "@")
-        Manager(address).notify("READY=1", "STATUS=x")
+        ServiceManager(address).notify("READY=1", "STATUS=x")
         assert manager.recv(100) == b"READY=1\nSTATUS=x"
