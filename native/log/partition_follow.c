@@ -147,7 +147,8 @@ void mqd_partition_epoch_end(const struct mqd_partition *partition, int32_t epoc
                           found_epoch, end_offset);
 }
 
-/* Walks from the index entry before `offset` to the first batch that ends above `offset`. */
+/* Walks from the index entry before `offset`, and sets *out to the end of the last batch that ends
+ * at or below `offset`. */
 static int walk_to(const struct mqd_partition *partition, int64_t segment, int64_t offset, struct mqd_mark *out)
 {
     struct mqd_index_entry entry = {0, 0};

@@ -103,7 +103,7 @@ struct mqd_partition {
     int64_t written_bytes; /* written by this object in total; dirty bytes are a difference of two such values */
     /* written_bytes at the end of the last segment that was deleted before it was flushed */
     int64_t deleted_up_to_bytes;
-    int64_t last_write_ms, last_release_ms; /* last_release_ms: of mqd_partition_release_idle */
+    int64_t last_write_ms, last_release_ms; /* last_release_ms: when mqd_partition_release_idle last ran */
 
     struct mqd_stage *stage; /* NULL while the partition is idle */
     uint32_t staged_count;
@@ -125,7 +125,7 @@ struct mqd_partition {
     int sync_directory_fd;
 
     bool preallocating, preallocate_refused;   /* refused: the file system does not support it */
-    int preallocate_fd;                        /* a duplicate descriptor, so that it survives a roll */
+    int preallocate_fd;                        /* a duplicate descriptor, so that the job survives a roll */
     int64_t preallocate_base, preallocate_end; /* the running job's segment, and the position up to which it reserves */
     int64_t preallocate_step;                  /* size of the last job */
     int64_t preallocation_begun_ms;            /* when the last preallocation began */

@@ -383,7 +383,7 @@ static void save_state(const struct mqd_partition *partition, struct saved_state
         out->sync_queue_last = partition->sync_queue[partition->sync_queue_count - 1];
 }
 
-/* Returns 0, or an errno value if one of its files still exists. */
+/* Returns 0, or an errno value if one of the segment's files still exists. */
 static int delete_segment(const struct mqd_partition *partition, int64_t base_offset)
 {
     char path[PATH_MAX];

@@ -80,8 +80,8 @@ uint32_t mqd_transactions_begin(struct mqd_transactions *transactions, int64_t p
     uint32_t link = take_entry(transactions);
     if (!link)
         return 0;
-    /* offsets increase, so this is nearly always the last position; a snapshot may list them in
-     * another order */
+    /* offsets increase, so the new transaction nearly always comes last; only a snapshot may list
+     * transactions in another order */
     uint32_t older = transactions->newest;
     while (older && transactions->entries[older - 1].first_offset > first_offset)
         older = transactions->entries[older - 1].older;

@@ -204,7 +204,7 @@ void mqd_dedup_learn(struct mqd_dedup *dedup, const struct mqd_batch *batch, con
     while (mqd_records_next(&records, &record) == 1) {
         if (!id_of(dedup, &record, &hash) || (PLANTED_DEDUP_BUG(LEARN_FIRST) && is_known(dedup, &hash)))
             continue;
-        while (mqd_ids_count(&dedup->ids) >= dedup->ids.count_max) /* several, if the limit was lowered */
+        while (mqd_ids_count(&dedup->ids) >= dedup->ids.count_max) /* more than one, if the limit was lowered */
             mqd_ids_drop_oldest(&dedup->ids);
         mqd_ids_put(&dedup->ids, &hash, batch->base_offset + record.offset_delta, producer_of(batch));
     }

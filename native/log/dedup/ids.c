@@ -15,7 +15,7 @@
 #define SLOT_COUNT_MIN 64u
 #define MARKS_PER_WINDOW 1000
 #define FREE 0ull                /* the `low` of an entry that has no id */
-#define PLACE_MASK 0x7fffffffull /* more than the queue's length */
+#define PLACE_MASK 0x7fffffffull /* larger than the length of any queue */
 
 struct mqd_ids_chunk {
     int64_t base_offset;

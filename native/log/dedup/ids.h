@@ -18,7 +18,7 @@
  *       except for expired ids.
  *
  * Memory: 14 bytes an id, in chunks that are freed as ids expire, and 4 bytes for each slot of the
- * table, which is at most three quarters full. When the table grows, one call moves all of it.
+ * table, which is at most three quarters full. When the table grows, one call moves all its slots.
  * Concurrency: one thread.
  */
 #ifndef MQD_IDS_H

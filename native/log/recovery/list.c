@@ -58,8 +58,8 @@ static int list_name(struct mqd_listing *listing, const char *directory, const c
     return 0;
 }
 
-/* Deletes a file of a segment whose .log is missing: an interrupted deletion may have removed the
- * .log first. */
+/* Deletes the file if it belongs to a segment whose .log is missing: an interrupted deletion may
+ * have removed the .log first. */
 static int delete_orphan(const struct mqd_listing *listing, const char *directory, const char *name)
 {
     int64_t offset = -1;

@@ -147,7 +147,7 @@ static bool log_continues(const struct recovery *recovery, const struct tail *ta
     return tail->next_offset == next_base || (recovery->partition->has_gaps && tail->next_offset < next_base);
 }
 
-/* C5 */
+/* C5: records that whole batches after the damage are about to be removed. */
 static int note_shortened(const struct recovery *recovery, const struct tail *tail, uint32_t i)
 {
     bool has_later_segments = i + 1 < recovery->listing.log_count;

@@ -73,10 +73,10 @@ struct held_batch {
     bool present;
 };
 
-/* C1: below the recovery point a header is trusted without its CRC. But when the walk fails after
- * the batch, or the batch extends beyond what is trusted, its own length or offsets may be wrong.
- * Then its CRC is checked; if that is wrong, the walk steps back to before this batch. Returns -1
- * on disk failure. */
+/* C1: below the recovery point a header is trusted without the batch's CRC. But when the walk fails
+ * after the batch, or the batch extends beyond what is trusted, the header itself may be wrong.
+ * Then the CRC is checked; if it does not match, the walk steps back to before this batch. Returns
+ * -1 on disk failure. */
 static int check_held(struct mqd_walk *walk, struct held_batch *held, int64_t trusted_below)
 {
     if (!held->present || PLANTED_LOG_BUG(UNCHECKED_LAST) || held->batch.base_offset >= trusted_below ||
