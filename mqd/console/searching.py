@@ -108,8 +108,8 @@ def _consumer(settings: Settings) -> Consumer:
 def search(
     settings: Settings, query: Query, stop: Event, convert: Callable[[Any], Any], is_sorted: bool
 ) -> Iterator[Step]:
-    """Yields a step at intervals, even while nothing is found. `convert` turns each message, which
-    can be large, into what is kept of it. If `is_sorted`, a search for the newest records returns
+    """Yields a step at intervals, even while nothing is found. `convert` turns each found message, which
+    can be large, into the item that a step contains for it. If `is_sorted`, a search for the newest records returns
     the newest of all partitions, sorted by time, in its last step; `convert` must then return
     Records. Otherwise records are yielded as they are found. Raises CliError, KafkaException.
     """

@@ -1,4 +1,4 @@
-"""Identity of the entries of log.dirs. Each directory carries its identity in meta.properties
+"""Identity of the entries of log.dirs. Each directory stores its identity in meta.properties
 (Kafka's file). A partition thus finds its directory again when log.dirs is reordered or a disk is
 mounted elsewhere, and an empty mount point is not taken for the missing disk.
 """

@@ -74,7 +74,7 @@ class QuorumReplica:
 
     @property
     def voters(self) -> Voters:
-        """The newest voter set in the log, committed or not."""
+        """The newest voter set in the log, which may not be committed yet."""
         return self.log.voters
 
     @property

@@ -93,14 +93,16 @@ class ChangeKind:
         return request.redirect(path, change.notice, **query)
 
     def _confirmation_page(self, request: PageRequest, change: Change, reason: str, status: int) -> Response:
-        kept = {name: value for name, value in request.form.items() if name not in ("token", "confirmed", "typed")}
+        resent_fields = {
+            name: value for name, value in request.form.items() if name not in ("token", "confirmed", "typed")
+        }
         return request.page(
             "confirm.html",
             status,
             change=change,
             reason=reason,
             action=self.path,
-            kept=kept,
+            resent_fields=resent_fields,
             rows=change.rows[:ROWS_MAX],
         )
 

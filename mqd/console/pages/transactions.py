@@ -105,5 +105,5 @@ def transaction_page(request: PageRequest) -> Response:
         summary=", ".join(
             f"{topic}:{ranges_text(indexes)}" for topic, indexes in sorted(transaction.partitions.items())
         ),
-        hidden=[f"the offsets at which it is open could not be read: {reason}"] if reason else [],
+        hidden=[f"the offsets at which this transaction is open could not be read: {reason}"] if reason else [],
     )
