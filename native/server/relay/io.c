@@ -75,7 +75,7 @@ static bool on_response(struct mqd_reactor *r, struct mqd_relay *relay, const ui
     struct mqd_relay_entry *entry =
         mqd_list_empty(&relay->entries) ? NULL : MQD_CONTAINER(relay->entries.next, struct mqd_relay_entry, node);
     if (!entry || entry == relay->unsent || (int32_t)mqd_get_be32(frame) != entry->correlation_id) {
-        mqd_relay_end(r, relay, EPROTO, "a response that does not answer the oldest request");
+        mqd_relay_end(r, relay, EPROTO, "the leader sent a response that does not belong to the oldest request");
         return false;
     }
     if (mqd_relay_parse(frame, size_bytes, entry->version, &response) < 0) {
@@ -83,7 +83,7 @@ static bool on_response(struct mqd_reactor *r, struct mqd_relay *relay, const ui
         return false;
     }
     if (response.partition_index != entry->partition_index) {
-        mqd_relay_end(r, relay, EPROTO, "a response for another partition");
+        mqd_relay_end(r, relay, EPROTO, "the leader's response is for a different partition");
         return false;
     }
     struct mqd_append *append = mqd_relay_entry_take(r, relay);
@@ -104,7 +104,7 @@ static bool take_responses(struct mqd_reactor *r, struct mqd_relay *relay)
     while (relay->in_bytes - at >= 4) {
         uint32_t size_bytes = mqd_get_be32(relay->in + at);
         if (size_bytes < FRAME_BYTES_MIN || size_bytes > MQD_RELAY_RESPONSE_BYTES_MAX - 4) {
-            mqd_relay_end(r, relay, EPROTO, "a response of an impossible size");
+            mqd_relay_end(r, relay, EPROTO, "the leader sent a response of an impossible size");
             return false;
         }
         if (relay->in_bytes - at - 4 < size_bytes)

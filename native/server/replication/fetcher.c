@@ -156,7 +156,7 @@ static void move_to(struct mqd_fetchers *fetchers, struct mqd_followed *followed
     followed->storing = 0;
     /* another leader's log may begin lower: after an unclean election it may have older records.
      * The first response of a new session has that leader's log start */
-    followed->leader_log_start = followed->pending_log_start = 0;
+    followed->reported_log_start = followed->pending_log_start = 0;
     followed->fetcher = fetcher;
     mqd_list_append(fetcher ? &fetcher->members : &fetchers->unserved, &followed->member_node);
     if (fetcher)

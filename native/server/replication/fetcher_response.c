@@ -44,7 +44,7 @@ static void put_off_refused(struct mqd_reactor *r, struct mqd_followed *followed
  * if the event queue is full, or if this replica does not know yet that the offset is committed. */
 static void adopt_log_start(struct mqd_reactor *r, struct mqd_followed *followed, int64_t log_start_offset)
 {
-    if (log_start_offset <= followed->leader_log_start)
+    if (log_start_offset <= followed->reported_log_start)
         return;
     struct mqd_positions positions;
     mqd_partition_positions(followed->owned->partition, &positions);
@@ -55,7 +55,7 @@ static void adopt_log_start(struct mqd_reactor *r, struct mqd_followed *followed
                               .log_dir = followed->owned->log_dir,
                               .offset = log_start_offset};
     if (log_start_offset <= positions.high_watermark && mqd_reactor_emit(r, &event)) {
-        followed->leader_log_start = log_start_offset;
+        followed->reported_log_start = log_start_offset;
         return;
     }
     followed->pending_log_start = log_start_offset;
@@ -69,7 +69,7 @@ void mqd_fetchers_adopt_log_starts(struct mqd_reactor *r)
     r->fetchers->has_pending_log_start = false;
     for (uint32_t slot = 0; slot < r->owned_end; slot++) {
         struct mqd_followed *followed = r->owned[slot] ? r->owned[slot]->followed : NULL;
-        if (!followed || followed->pending_log_start <= followed->leader_log_start)
+        if (!followed || followed->pending_log_start <= followed->reported_log_start)
             continue;
         if (followed->owned->truncating)
             r->fetchers->has_pending_log_start = true; /* the log is being truncated and must not be used */

@@ -23,7 +23,7 @@ struct mqd_followed {
     struct mqd_replica_fetch sent; /* the partition's state in the fetch session */
     int64_t put_off_until_ms;      /* not fetched before this time */
     int64_t leader_high_watermark; /* of the response whose records are being taken */
-    int64_t leader_log_start;      /* the highest log start that was reported to Python */
+    int64_t reported_log_start;    /* the leader's highest log start that was reported to Python */
     /* the highest log start that could not be reported because the event queue was full, or because
      * it is above the high watermark */
     int64_t pending_log_start;

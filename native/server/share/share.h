@@ -110,7 +110,7 @@ struct mqd_share_part {
     int16_t error, acknowledge_error;
     uint32_t available; /* bytes that can be acquired */
     uint32_t run_count;
-    struct mqd_share_run *runs; /* MQD_SHARE_RUNS_PER_PART */
+    struct mqd_share_run *runs; /* room for MQD_SHARE_RUNS_PER_PART; NULL = not allocated yet */
     int64_t read_first, read_end;
     uint32_t read_bytes;
     struct mqd_range range;
@@ -147,11 +147,12 @@ struct mqd_share_job {
 
 /* ---- the owner's side ---- */
 
-/* The keys of one batch, which a thread of the pool has read (keys.c). */
+/* Keys of records, read from one larger batch (owned->keys) or from all small batches of an
+ * acquisition (shares->keys); see keys.c. */
 struct mqd_share_keys {
     int64_t first, last; /* offsets of the batch */
     int32_t leader_epoch;
-    uint32_t fifo; /* identifies the key that the settings use */
+    uint32_t fifo; /* mqd_share_settings.fifo when the keys were read */
     int16_t error; /* the error if the keys cannot be read */
     uint8_t header_bytes, codec;
     uint8_t header[MQD_SHARE_FIFO_HEADER_BYTES_MAX];
@@ -165,7 +166,7 @@ struct mqd_share_keys {
 struct mqd_share_owned {
     struct mqd_share_partition partition;
     struct mqd_share_owned *next; /* in its bucket */
-    struct mqd_node touched_node; /* in shares->touched: handled in this turn */
+    struct mqd_node touched_node; /* in shares->touched, to be handled in this turn */
     struct mqd_cursor cursor;
     uint64_t hash;
     uint32_t index, slot;

@@ -91,7 +91,7 @@ bool mqd_secure_begin(struct mqd_reactor *r, struct mqd_connection *c)
                 context   ? mqd_error_message()
                 : is_host ? "this host has no certificate yet for connections from other hosts"
                           : "its TLS listener has no certificate");
-        mqd_connection_close(r, c, "no TLS");
+        mqd_connection_close(r, c, "TLS could not be started");
         return false;
     }
     c->handshake_deadline_ms = r->now_ms + mqd_secure_handshake_ms;
