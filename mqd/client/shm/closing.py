@@ -28,12 +28,12 @@ class ClosableProducer(Protocol):
     def flush(self, timeout: float | None = -1) -> int: ...
 
     def fail_outstanding(self) -> None:
-        """Every record that is not delivered yet gets a report with an error."""
+        """Reports an error for every record that is not delivered yet."""
         ...
 
     def end(self, report_outstanding: bool = False) -> None:
-        """From now on the producer refuses calls. `report_outstanding`: records that callbacks have
-        produced since fail_outstanding() get their reports too."""
+        """Makes the producer refuse all further calls. `report_outstanding`: also reports an error for
+        each record that callbacks have produced since fail_outstanding()."""
         ...
 
     def __len__(self) -> int: ...
