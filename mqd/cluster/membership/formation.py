@@ -5,16 +5,16 @@ A host that belongs to a cluster never queries. An empty host queries every seed
 cases applies. If it is a seed itself, it recognizes itself by its own response.
 
     no seeds
-        found a cluster alone, immediately
+        create a cluster alone, immediately
     a seed belongs to a cluster
-        join that cluster: as a voter if it was founded with this host, else as an observer
+        join that cluster: as a voter if this host is one of its founders, else as an observer
     every seed is empty, has the same list of seeds, and has seen exactly the same set of hosts
-        found a cluster: its voters are the seeds, its id is derived from their identities
+        create a cluster: its voters are the seeds, and its id is derived from their identities
     otherwise
         wait, and report the missing seeds; if a seed has not responded within ADVISE_MS, also report
         the possible causes, once
 
-A host that is not a seed never founds a cluster.
+If seeds are configured, only seeds create a cluster.
 
 Invariants
     F1  an identity is (node id, directory id); a wiped host has a new directory id, so it is not
