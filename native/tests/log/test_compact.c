@@ -162,6 +162,16 @@ static struct mqd_partition *open_compacted(int64_t segment_bytes)
     return log_open(&options, NULL);
 }
 
+/* A compacted partition with 200 flushed batches in segments of 4096 bytes. */
+static void open_with_batches(struct model *model, struct mqd_partition **partition)
+{
+    log_fresh();
+    *partition = open_compacted(4096);
+    for (int i = 0; i < 200; i++)
+        append(*partition, model, false);
+    CHECK_EQUAL(log_sync(*partition), 0);
+}
+
 TEST(the_last_value_of_each_key_survives_compactions_and_restarts)
 {
     struct model model = {.random = 5};
@@ -191,11 +201,8 @@ TEST(gaps_are_known_though_the_policy_changed)
 {
     struct model model = {.random = 6};
     struct mqd_compact_figures figures;
-    log_fresh();
-    struct mqd_partition *partition = open_compacted(4096);
-    for (int i = 0; i < 200; i++)
-        append(partition, &model, false);
-    CHECK_EQUAL(log_sync(partition), 0);
+    struct mqd_partition *partition;
+    open_with_batches(&model, &partition);
     CHECK_EQUAL(compact_all(partition, &model, &figures), 0);
     CHECK_EQUAL(mqd_partition_close(partition, 0), 0);
     struct mqd_log_options options = log_options();
@@ -260,11 +267,8 @@ TEST(a_full_disk_is_an_error_and_changes_nothing)
 {
     struct model model = {.random = 10};
     struct mqd_compact_figures figures;
-    log_fresh();
-    struct mqd_partition *partition = open_compacted(4096);
-    for (int i = 0; i < 200; i++)
-        append(partition, &model, false);
-    CHECK_EQUAL(log_sync(partition), 0);
+    struct mqd_partition *partition;
+    open_with_batches(&model, &partition);
     mqd_file_watch(NULL, "write:ENOSPC:.cleaned");
     int result = compact_all(partition, &model, &figures);
     int error = mqd_error_code();
@@ -282,11 +286,8 @@ TEST(a_compacted_segment_replaces_nothing_before_it_is_flushed)
                                         "sync:EIO:.timeindex.cleaned"};
     struct model model = {.random = 11};
     struct mqd_compact_figures figures;
-    log_fresh();
-    struct mqd_partition *partition = open_compacted(4096);
-    for (int i = 0; i < 200; i++)
-        append(partition, &model, false);
-    CHECK_EQUAL(log_sync(partition), 0);
+    struct mqd_partition *partition;
+    open_with_batches(&model, &partition);
     uint32_t count = partition->segment_count;
     for (int i = 0; i < 3; i++) {
         CHECK_EQUAL(mqd_file_watch(NULL, rules[i]), 0);

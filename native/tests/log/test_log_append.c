@@ -394,15 +394,22 @@ TEST(preallocation_runs_ahead_and_is_trimmed)
     mqd_partition_close(partition, 0);
 }
 
-/* Otherwise the reactor would try every second, and never be idle. */
-TEST(what_a_disk_refuses_to_release_is_tried_again_later)
+/* A partition with one batch, and the preallocation that the helper thread has begun for it. */
+static void open_while_space_is_reserved(struct mqd_partition **partition, struct mqd_preallocation *job)
 {
     log_fresh();
     struct mqd_log_options options = log_options();
-    struct mqd_partition *partition = log_open(&options, NULL);
+    *partition = log_open(&options, NULL);
+    CHECK_EQUAL(log_append(*partition, (struct log_batch){.mark = 0}), 0);
+    CHECK(mqd_partition_preallocate_begin(*partition, job));
+}
+
+/* Otherwise the reactor would try every second, and never be idle. */
+TEST(what_a_disk_refuses_to_release_is_tried_again_later)
+{
+    struct mqd_partition *partition;
     struct mqd_preallocation job;
-    CHECK_EQUAL(log_append(partition, (struct log_batch){.mark = 0}), 0);
-    CHECK(mqd_partition_preallocate_begin(partition, &job));
+    open_while_space_is_reserved(&partition, &job);
     CHECK(!mqd_partition_release_due(partition, NOW + 20000)); /* while the helper thread reserves more */
     CHECK_EQUAL(mqd_file_fallocate(job.fd, FALLOC_FL_KEEP_SIZE, job.offset, job.size_bytes), 0);
     mqd_partition_preallocate_done(partition, 0);
@@ -421,12 +428,9 @@ TEST(what_a_disk_refuses_to_release_is_tried_again_later)
 /* The helper thread may still be running when the segment is sealed. */
 TEST(preallocation_outlives_a_roll)
 {
-    log_fresh();
-    struct mqd_log_options options = log_options();
-    struct mqd_partition *partition = log_open(&options, NULL);
+    struct mqd_partition *partition;
     struct mqd_preallocation job;
-    CHECK_EQUAL(log_append(partition, (struct log_batch){.mark = 0}), 0);
-    CHECK(mqd_partition_preallocate_begin(partition, &job));
+    open_while_space_is_reserved(&partition, &job);
     CHECK_EQUAL(mqd_partition_roll(partition, NOW), 0);
     CHECK_EQUAL(log_sync(partition), 0);
     CHECK_EQUAL(mqd_file_fallocate(job.fd, FALLOC_FL_KEEP_SIZE, job.offset, job.size_bytes), 0);
