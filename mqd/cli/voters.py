@@ -28,7 +28,7 @@ class VoterStatus(NamedTuple):
     losses_allowed: int  # how many more voters may be lost
 
     @property
-    def missing(self) -> list[int]:
+    def silent_or_behind(self) -> list[int]:
         return self.silent + self.behind
 
     def text(self) -> str:
@@ -37,7 +37,7 @@ class VoterStatus(NamedTuple):
             for label, nodes in (("not heard from", self.silent), ("does not keep up", self.behind))
             if nodes
         ]
-        voters = "the others" if self.missing else "them"
+        voters = "the others" if self.silent_or_behind else "them"
         return f"{''.join(parts)}; the quorum can lose {self.losses_allowed or 'none'} of {voters}"
 
 

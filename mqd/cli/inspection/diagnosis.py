@@ -130,12 +130,12 @@ def cluster_findings(
         for broker in state.brokers
         if broker.is_fenced
     ]
-    if state.voter_status.missing:
+    if state.voter_status.silent_or_behind:
         findings.append(
             Finding(
                 Harm.NO_RESERVE,
-                f"voters {', '.join(map(str, state.voter_status.missing))} of the metadata quorum are silent or behind;"
-                f" the quorum can lose {state.voter_status.losses_allowed or 'no'} more",
+                f"voters {', '.join(map(str, state.voter_status.silent_or_behind))} of the metadata quorum are silent"
+                f" or behind; the quorum can lose {state.voter_status.losses_allowed or 'no'} more",
                 "start their hosts; mqd cluster status shows each voter",
             )
         )

@@ -61,7 +61,7 @@ def _is_healthy(settings: Settings) -> bool:
     except CliError:
         return False
     return (
-        not state.voter_status.missing
+        not state.voter_status.silent_or_behind
         and not any(broker.is_fenced for broker in state.brokers)
         and not partitions.leaderless_names
         and not partitions.not_in_sync

@@ -108,7 +108,7 @@ class ClassicCore:
         self.owned: set[TopicPartition] = set()
         self.target: set[TopicPartition] | None = None
         self.subscription: Subscribe | None = None
-        self.counts: dict[str, int] = {}
+        self.counts: dict[str, int] = {}  # topic -> number of partitions
         self.request_under_way: int | None = None  # the number of the request
         self.action_under_way: tuple[type, set[TopicPartition]] | None = None  # its type and partitions
         self.next_ms: int | None = None

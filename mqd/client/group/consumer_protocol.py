@@ -98,7 +98,7 @@ class Settings(msgspec.Struct, frozen=True):
     max_poll_interval_ms: int = 300_000
 
 
-class GroupCore:
+class ConsumerProtocolCore:
     """`handle` is the only mutator. `next_ms`: when Tick is due; None: not before another event."""
 
     def __init__(self, settings: Settings) -> None:

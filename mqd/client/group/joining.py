@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from mqd.client.group.assignors import ASSIGNORS
 from mqd.client.group.classic import ClassicCore, ClassicSettings
-from mqd.client.group.consumer_protocol import GroupCore, Settings
+from mqd.client.group.consumer_protocol import ConsumerProtocolCore, Settings
 from mqd.client.shm.consumer_config import ConsumerConfig
 
 
-def consumer_protocol_core(config: ConsumerConfig, member_id: str) -> GroupCore:
+def consumer_protocol_core(config: ConsumerConfig, member_id: str) -> ConsumerProtocolCore:
     """Creates a core for the consumer protocol (KIP-848)."""
-    return GroupCore(
+    return ConsumerProtocolCore(
         Settings(
             config["group.id"],
             member_id,

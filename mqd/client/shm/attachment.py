@@ -133,9 +133,9 @@ class Attachment:
         self._listeners: list[weakref.ref[Any]] = []
         self._correlation_ids = itertools.count(1)
         self._pending: dict[int, _PendingRequest] = {}
-        self._deadlines: list[tuple[float, int]] = []
-        self._unsent: collections.deque[tuple[int, bytes]] = collections.deque()
-        self._driver: int | None = None
+        self._deadlines: list[tuple[float, int]] = []  # a heap of (deadline, correlation id)
+        self._unsent: collections.deque[tuple[int, bytes]] = collections.deque()  # (correlation id, frame)
+        self._driver: int | None = None  # the id of the thread that is the driver
         self._driven_turns = 0  # turns driven by threads of the application
         self._waiting_count = 0  # threads of the application that want to drive
         self._sleep_until = 0.0

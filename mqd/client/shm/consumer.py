@@ -31,7 +31,7 @@ from typing import Any
 
 from mqd.client.group.classic import ClassicCore
 from mqd.client.group.committing import CommitQueue
-from mqd.client.group.consumer_protocol import GroupCore
+from mqd.client.group.consumer_protocol import ConsumerProtocolCore
 from mqd.client.group.coordinator import CoordinatorLookup
 from mqd.client.group.joining import classic_core, consumer_protocol_core, split_subscription
 from mqd.client.group.rebalancing import Rebalancer
@@ -496,7 +496,7 @@ class ShmConsumer:
                 error = broker_error(info.error, f"Subscribed topic not available: {topic}")
                 self._fetcher.events.append(Message(topic, 0, None, error=error))
 
-    def _join_with(self, core: GroupCore | ClassicCore) -> None:
+    def _join_with(self, core: ConsumerProtocolCore | ClassicCore) -> None:
         self._runner = GroupRunner(
             self.control, self.coordinator, core, self._inbox.put_operation, self._has_progressed
         )

@@ -21,7 +21,7 @@ from collections import deque
 import msgspec
 import pytest
 
-from mqd.client.group.consumer_protocol import GroupCore, Settings, State
+from mqd.client.group.consumer_protocol import ConsumerProtocolCore, Settings, State
 from mqd.client.group.events import (
     Assign,
     Done,
@@ -69,7 +69,7 @@ class Consumer:
 
     def __init__(self, world: World, member_id: str, instance_id: str | None) -> None:
         self.world, self.rng = world, world.rng
-        self.core = GroupCore(Settings("g", member_id, instance_id, max_poll_interval_ms=MAX_POLL_MS))
+        self.core = ConsumerProtocolCore(Settings("g", member_id, instance_id, max_poll_interval_ms=MAX_POLL_MS))
         self.requests: deque[tuple[int, Send]] = deque()
         self.answers: deque[tuple[int, int, object]] = deque()
         self.names: list[tuple[int, TopicsKnown]] = []  # metadata arrives at any time
@@ -382,12 +382,12 @@ def acknowledges_before_it_lets_go(patch: pytest.MonkeyPatch) -> None:
     them.
     """
 
-    def handle(self, event, now_ms, _before=GroupCore.handle):
+    def handle(self, event, now_ms, _before=ConsumerProtocolCore.handle):
         actions = _before(self, event, now_ms)
         if self.action_under_way is not None and self.callback[0] is Revoke:
             self.owned -= self.action_under_way[1]
             self._must_report_owned = True
         return actions
 
-    patch.setattr(GroupCore, "handle", handle)
-    patch.setattr(GroupCore, "check", lambda self: None)
+    patch.setattr(ConsumerProtocolCore, "handle", handle)
+    patch.setattr(ConsumerProtocolCore, "check", lambda self: None)

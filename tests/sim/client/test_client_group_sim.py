@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from mqd.client.group import consumer_protocol as group_core
-from mqd.client.group.consumer_protocol import GroupCore
+from mqd.client.group.consumer_protocol import ConsumerProtocolCore
 from tests.sim.client.client_group_world import (
     MAX_POLL_MS,
     SESSION_MS,
@@ -59,19 +59,25 @@ def test_histories_reach_rare_cases() -> None:
 
 
 def keeps_what_it_had_when_fenced(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(GroupCore, "_lose_membership", lambda self, now_ms: self._begin_joining(now_ms))
-    patch.setattr(GroupCore, "check", lambda self: None)
+    patch.setattr(ConsumerProtocolCore, "_lose_membership", lambda self, now_ms: self._begin_joining(now_ms))
+    patch.setattr(ConsumerProtocolCore, "check", lambda self: None)
 
 
 def never_reports(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
-        GroupCore, "_must_report_owned", property(lambda self: False, lambda self, value: None), raising=False
+        ConsumerProtocolCore,
+        "_must_report_owned",
+        property(lambda self: False, lambda self, value: None),
+        raising=False,
     )
 
 
 def takes_more_while_a_report_is_on_its_way(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
-        GroupCore, "_is_report_pending", property(lambda self: False, lambda self, value: None), raising=False
+        ConsumerProtocolCore,
+        "_is_report_pending",
+        property(lambda self: False, lambda self, value: None),
+        raising=False,
     )
 
 

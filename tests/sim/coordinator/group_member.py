@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from mqd.client.group.classic import ClassicCore
 from mqd.client.group.classic import ClassicSettings as MemberSettings
-from mqd.client.group.consumer_protocol import GroupCore, Settings
+from mqd.client.group.consumer_protocol import ConsumerProtocolCore, Settings
 from mqd.client.group.events import Assign, Done, Polled, ResponseMissing, ResponseReceived, Revoke, Send
 from mqd.coordinator.group.classic.events import Heartbeat, JoinGroup, LeaveGroup, SyncGroup
 from mqd.coordinator.group.consumer.events import ConsumerHeartbeat
@@ -358,7 +358,7 @@ class ConsumerMember(Member):
 
     def __init__(self, group: MemberGroup, member_id: str) -> None:
         super().__init__(group, member_id)
-        self.core = GroupCore(Settings(group.name, member_id, max_poll_interval_ms=MAX_POLL_MS))
+        self.core = ConsumerProtocolCore(Settings(group.name, member_id, max_poll_interval_ms=MAX_POLL_MS))
 
     def _topic(self, place: Place) -> str:
         return self.group.cluster.topic_name(place[0])

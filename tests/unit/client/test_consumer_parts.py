@@ -16,7 +16,7 @@ from mqd.client.group.consumer_protocol import (
     INTERVAL_FIRST_MS,
     MAX_POLL_EXCEEDED,
     RELEASE_WAIT_MS,
-    GroupCore,
+    ConsumerProtocolCore,
     Settings,
     State,
 )
@@ -70,7 +70,7 @@ def answer(
 
 class Member(CoreMember):
     def __init__(self, **settings: Any) -> None:
-        super().__init__(GroupCore(Settings("g", "m", **{"max_poll_interval_ms": 10_000, **settings})))
+        super().__init__(ConsumerProtocolCore(Settings("g", "m", **{"max_poll_interval_ms": 10_000, **settings})))
 
     def sent(self, actions: list) -> Any:
         (send,) = [action for action in actions if isinstance(action, Send)]
