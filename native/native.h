@@ -117,7 +117,7 @@ void mqd_slot_clear(void *control, uint32_t slot);
 void mqd_slot_set_state(void *control, uint32_t slot, uint8_t state);
 /* Requests one MQD_LINK_FLUSHED from the owner. Read the positions again after the call: the flush
  * may have ended before the call. -1 MQD_E_INVALID: no such slot. */
-int mqd_slot_await_flush(void *control, uint32_t slot);
+int mqd_slot_request_flush_notice(void *control, uint32_t slot);
 /* Called around the opening of a partition, on the thread that opens it: a failed assertion in
  * between is counted in the slot, where the worker's successor sees it. Returns how often that has
  * happened since the slot was assigned to the partition; -1 MQD_E_INVALID: no such slot. */
@@ -230,7 +230,7 @@ enum mqd_descriptor_kind {
      * need not wait any longer; error as in REQUEST */
     MQD_LINK_CANCEL,
     /* owner -> workers and acceptor: a flush of the slot ended, or the slot is no longer served;
-     * see mqd_slot_await_flush */
+     * see mqd_slot_request_flush_notice */
     MQD_LINK_FLUSHED,
     /* worker -> owner: roll the slot's active segment, because a client that may no longer read the
      * partition has mapped it */

@@ -23,7 +23,7 @@ class Slots(Protocol):
 
     def slot_view(self, slot: int) -> SlotView: ...
 
-    def await_flush(self, slot: int) -> None: ...
+    def request_flush_notice(self, slot: int) -> None: ...
 
 
 def is_unflushed(view: SlotView, end_offset: int) -> bool:
@@ -70,7 +70,7 @@ class Flushes:
         while self._is_unflushed(slot, end_offset):
             future = asyncio.get_running_loop().create_future()
             self._waiting.setdefault(slot, []).append(future)
-            self._slots.await_flush(slot)
+            self._slots.request_flush_notice(slot)
             if not self._is_unflushed(slot, end_offset):
                 # the flush completed before the owner saw that it was awaited; `future` is resolved
                 # by the next notification

@@ -334,11 +334,11 @@ class Control:
         self._check_slot(slot)
         lib.mqd_slot_set_state(self._memory, slot, state)
 
-    def await_flush(self, slot: int) -> None:
+    def request_flush_notice(self, slot: int) -> None:
         """Requests one FLUSHED descriptor from the slot's owner; read the slot again after the
         call, because the flush may have ended before it.
         """
-        check(lib.mqd_slot_await_flush(self._memory, slot))
+        check(lib.mqd_slot_request_flush_notice(self._memory, slot))
 
     @contextlib.contextmanager
     def opening(self, slot: int) -> Iterator[int]:

@@ -117,7 +117,7 @@ class ReactorOptions(msgspec.Struct, kw_only=True):
     sendfile_bytes_min: int = 8192
     read_fd_count_max: int = 512
     control_fd: int = -1
-    listeners: Sequence[int] = ()  # flags MQD_LISTENER_*, by listener id
+    listener_flags: Sequence[int] = ()  # MQD_LISTENER_FLAG_*, by listener id
     authentication_bytes_max: int = 524288
     authentication_ms_max: int = 10_000
     rights: int = RightsMode.OFF
@@ -224,9 +224,10 @@ class Reactor:
                 memory = bytes_of(buffer, writable=endpoint == options.index)
                 native.arenas[endpoint], native.arena_bytes[endpoint] = memory, len(memory)
                 self._held.append(memory)
-        if len(options.listeners) > len(native.listeners):
+        if len(options.listener_flags) > len(native.listener_flags):
+            listener_max = len(native.listener_flags)
             raise NativeError(
-                E_INVALID, f"a broker has at most {len(native.listeners)} listeners, not {len(options.listeners)}"
+                E_INVALID, f"a broker has at most {listener_max} listeners, not {len(options.listener_flags)}"
             )
         for name in options.__struct_fields__:
             if name not in ("control", "links", "index", "eventfds", "arenas"):

@@ -107,7 +107,7 @@ def compaction_policy(broker: Mapping[str, str], topic: Mapping[str, str]) -> Co
 
 
 def listener_flags(listeners: Iterable[Listener]) -> list[int]:
-    """native.ReactorOptions.listeners."""
+    """native.ReactorOptions.listener_flags."""
     return [_LISTENER_TLS * listener.has_tls | _LISTENER_SASL * listener.has_sasl for listener in listeners]
 
 

@@ -178,7 +178,7 @@ class Worker:
                 arenas=client.arenas,
                 handoff_fd=client.handoff_fds[0],
                 control_fd=self._local.control_fd,
-                listeners=listener_flags(parse_listeners(config)),
+                listener_flags=listener_flags(parse_listeners(config)),
                 # the capacity; credits limit the actual number
                 **reactor_options(config, self._index, own_arena_bytes, connection_max),
             )

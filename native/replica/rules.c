@@ -354,9 +354,9 @@ static void note_position(struct mqd_replica *replica, struct mqd_replica_follow
     note_behind(replica, follower, now_ms);
 }
 
-void mqd_replica_fetch(struct mqd_replica *replica, const struct mqd_replica_fetch *fetch,
-                       const struct mqd_epoch *epochs, uint32_t epoch_count, int64_t now_ms,
-                       struct mqd_replica_response *response)
+void mqd_replica_on_fetch(struct mqd_replica *replica, const struct mqd_replica_fetch *fetch,
+                          const struct mqd_epoch *epochs, uint32_t epoch_count, int64_t now_ms,
+                          struct mqd_replica_response *response)
 {
     struct mqd_replica_follower *follower = follower_of(replica, fetch->node_id);
     *response = (struct mqd_replica_response){.error = fetch_error(replica, fetch, follower),
@@ -586,8 +586,8 @@ int mqd_replica_propose(struct mqd_replica *replica, int64_t now_ms, int64_t rep
     return 1;
 }
 
-int mqd_replica_on_response(struct mqd_replica *replica, uint64_t sequence, int32_t leader_epoch, int error,
-                            int64_t now_ms, int64_t next_proposal_ms)
+int mqd_replica_on_proposal_response(struct mqd_replica *replica, uint64_t sequence, int32_t leader_epoch, int error,
+                                     int64_t now_ms, int64_t next_proposal_ms)
 {
     (void)now_ms;
     if (!replica->proposing || sequence != replica->proposal_sequence || leader_epoch != replica->leader_epoch)

@@ -207,9 +207,9 @@ struct mqd_replica_response {
 };
 /* Handles a follower's fetch: records its position, advances the high watermark. `epochs`: those of
  * the leader's log. */
-void mqd_replica_fetch(struct mqd_replica *replica, const struct mqd_replica_fetch *fetch,
-                       const struct mqd_epoch *epochs, uint32_t epoch_count, int64_t now_ms,
-                       struct mqd_replica_response *response);
+void mqd_replica_on_fetch(struct mqd_replica *replica, const struct mqd_replica_fetch *fetch,
+                          const struct mqd_epoch *epochs, uint32_t epoch_count, int64_t now_ms,
+                          struct mqd_replica_response *response);
 
 /* AlterPartition, sent by this host's controller */
 struct mqd_replica_proposal {
@@ -236,8 +236,8 @@ int mqd_replica_propose(struct mqd_replica *replica, int64_t now_ms, int64_t rep
  * proposal no longer counts and the next one waits until next_proposal_ms; any other: unknown
  * outcome, the proposal still counts and is repeated from next_proposal_ms on. A response to
  * another proposal is ignored. Returns bits of enum mqd_replica_change. */
-int mqd_replica_on_response(struct mqd_replica *replica, uint64_t sequence, int32_t leader_epoch, int error,
-                            int64_t now_ms, int64_t next_proposal_ms);
+int mqd_replica_on_proposal_response(struct mqd_replica *replica, uint64_t sequence, int32_t leader_epoch, int error,
+                                     int64_t now_ms, int64_t next_proposal_ms);
 
 /* ---- the follower ---- */
 

@@ -52,7 +52,7 @@ struct mqd_reactor_options {
     /* the control segment, opened read-only, passed to local clients; 0 or less = local clients are
      * not served */
     int control_fd;
-    uint8_t listeners[64]; /* by listener id: MQD_LISTENER_FLAG_TLS, MQD_LISTENER_FLAG_SASL */
+    uint8_t listener_flags[64]; /* by listener id: MQD_LISTENER_FLAG_TLS, MQD_LISTENER_FLAG_SASL */
     /* limits for a connection that has not authenticated yet: on the size of a frame
      * (sasl.server.max.receive.size plus a header), and on the time */
     uint32_t authentication_bytes_max, authentication_ms_max;
@@ -153,7 +153,7 @@ int mqd_reactor_tls_principal(struct mqd_reactor *reactor, uint64_t token, uint6
 struct mqd_replica_assignment;
 int mqd_reactor_replica_set(struct mqd_reactor *reactor, uint64_t token, uint32_t slot,
                             const struct mqd_replica_assignment *assignment, int32_t leader_worker);
-/* The controller's response to MQD_EVENT_PROPOSE_IN_SYNC: mqd_replica_on_response. */
+/* The controller's response to MQD_EVENT_PROPOSE_IN_SYNC: mqd_replica_on_proposal_response. */
 int mqd_reactor_in_sync_response(struct mqd_reactor *reactor, uint64_t token, uint32_t slot, uint64_t sequence,
                                  int32_t leader_epoch, int32_t error);
 #define MQD_FETCHER_COUNT_MAX 2048

@@ -123,7 +123,7 @@ static bool entry_take(struct mqd_reactor *r, struct mqd_request *request)
     r->control_free = r->control_entries[index].next_free;
     r->control_entries[index].request = request;
     request->control_index = index;
-    r->control_used++;
+    r->control_used_count++;
     request->connection->control_count++;
     return true;
 }
@@ -176,7 +176,7 @@ void mqd_control_untrack(struct mqd_reactor *r, struct mqd_request *request)
     entry->next_free = r->control_free;
     r->control_free = request->control_index;
     request->control_index = UINT32_MAX;
-    r->control_used--;
+    r->control_used_count--;
     if (request->connection)
         request->connection->control_count--;
 }
@@ -185,7 +185,7 @@ void mqd_control_untrack(struct mqd_reactor *r, struct mqd_request *request)
  * entry, so that one client cannot use all entries. */
 bool mqd_control_under_pressure(const struct mqd_reactor *r)
 {
-    return r->control_used >= MQD_CONTROL_REQUEST_COUNT_MAX - MQD_CONTROL_REQUEST_COUNT_MAX / 4;
+    return r->control_used_count >= MQD_CONTROL_REQUEST_COUNT_MAX - MQD_CONTROL_REQUEST_COUNT_MAX / 4;
 }
 
 /* ---- sending ---- */

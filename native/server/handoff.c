@@ -200,11 +200,11 @@ static void adopt(struct mqd_reactor *r, int fd, const struct handoff *handoff)
     }
     if (!is_client)
         c->peer_node = handoff->peer_node;
-    bool uses_tls = is_client ? r->options.listeners[handoff->listener_id] & MQD_LISTENER_FLAG_TLS
+    bool uses_tls = is_client ? r->options.listener_flags[handoff->listener_id] & MQD_LISTENER_FLAG_TLS
                               : handoff->flags & MQD_HANDOFF_TLS;
     if (uses_tls && !mqd_secure_begin(r, c))
         return;
-    if (is_client && r->options.listeners[handoff->listener_id] & MQD_LISTENER_FLAG_SASL)
+    if (is_client && r->options.listener_flags[handoff->listener_id] & MQD_LISTENER_FLAG_SASL)
         mqd_authentication_begin(r, c);
     if (!c->tls) /* early, so that the rights are looked up before the first request arrives */
         mqd_subject_attach(r, c);

@@ -43,7 +43,7 @@ static void advance(struct mqd_reactor *r, struct mqd_lookup *lookup)
         const struct mqd_awaited_flush *awaited = &lookup->awaited[lookup->awaited_index];
         if (!mqd_lookup_must_wait(r, awaited->slot, awaited->end_offset))
             continue;
-        mqd_slot_await_flush(r->options.control, awaited->slot);
+        mqd_slot_request_flush_notice(r->options.control, awaited->slot);
         if (!mqd_lookup_must_wait(r, awaited->slot, awaited->end_offset))
             continue;
         mqd_list_append(bucket_of(r, awaited->slot), &lookup->node);

@@ -333,7 +333,7 @@ void mqd_produce_on_request(struct mqd_reactor *r, struct mqd_connection *c, con
     if (transactional && !request_error)
         request_error = transactional_id_error(r, c, &produce);
     request->no_reply = produce.required_acks == 0;
-    request->undecided = 1; /* one extra until all appends are routed, as in `pending` below */
+    request->undecided_count = 1; /* one extra until all appends are routed, as in `pending` below */
     mqd_throttle_charge(r, c, MQD_QUOTA_PRODUCE, size_bytes);
     mqd_frame_hold(r, (uint64_t)arena_offset);
     request->arena_offset = arena_offset;
@@ -353,7 +353,7 @@ void mqd_produce_on_request(struct mqd_reactor *r, struct mqd_connection *c, con
         mqd_request_complete(r, request);
     else if (produce.required_acks == -1)
         arm_if_earlier(r, request, response_deadline_ms(r, &produce));
-    if (--request->undecided)
+    if (--request->undecided_count)
         mqd_check_on_routed(r, request);
 }
 

@@ -252,13 +252,13 @@ struct mqd_reactor {
     uint64_t random_state;
 
     struct mqd_control_entry control_entries[MQD_CONTROL_REQUEST_COUNT_MAX];
-    uint32_t control_free, control_used;
+    uint32_t control_free, control_used_count;
     struct mqd_node control_turns; /* connections with requests for the acceptor that may be sent, in turn */
     /* extents of the control arena taken by frames that were sent ahead of a frame without room */
     uint64_t control_passed_extents;
     struct mqd_node control_sent; /* sent but unanswered, in the order of sending */
     struct mqd_check checks[MQD_CHECK_COUNT_MAX];
-    uint32_t check_free, check_used; /* free list; how many entries were ever used */
+    uint32_t check_free, check_used_count; /* free list; how many entries were ever used */
     struct mqd_node check_queue;
     uint64_t check_control_bytes, check_frame_bytes; /* held by all checks together */
     uint8_t codecs_missing; /* a bit for each codec whose library is missing, once that was logged */

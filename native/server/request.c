@@ -176,7 +176,7 @@ void mqd_request_orphan(struct mqd_reactor *r, struct mqd_request *request)
     request->next = NULL;
     mqd_timer_disarm(r, request);
     if (request->kind == MQD_REQUEST_PRODUCE && request->pending) {
-        if (request->undecided)
+        if (request->undecided_count)
             mqd_check_cancel(r, request);
         return; /* mqd_append_done frees the request when its last append is done */
     }

@@ -36,7 +36,7 @@ struct mqd_append {
     uint8_t pinned; /* enum mqd_pin */
     uint8_t done;
     uint8_t stage_flags; /* enum mqd_stage_flags */
-    /* counted in request->undecided: the connection's later requests wait for it
+    /* counted in request->undecided_count: the connection's later requests wait for it
      * (server/check/check.c) */
     uint8_t ordered;
     uint8_t awaits_verification; /* counted in request->awaiting_verification_count */
@@ -165,7 +165,7 @@ struct mqd_request {
     uint32_t arena_pins;
     /* appends that hold back later requests of the connection and are neither staged nor refused
      * yet; see server/check/check.c */
-    uint32_t undecided;
+    uint32_t undecided_count;
     uint32_t awaiting_verification_count; /* the undecided appends that the next check will query */
     uint32_t relaying_count;              /* its appends that wait for leaders on other hosts */
     uint8_t blocks;                       /* counted in connection->block_count */

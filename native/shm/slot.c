@@ -208,7 +208,7 @@ void mqd_slot_set_state(void *control, uint32_t index, uint8_t state)
         mqd_store_release(&slot->state, state);
 }
 
-int mqd_slot_await_flush(void *control, uint32_t index)
+int mqd_slot_request_flush_notice(void *control, uint32_t index)
 {
     struct mqd_partition_slot *slot = mqd_control_partition(control, index);
     if (!slot)

@@ -218,9 +218,9 @@ class MessageList(msgspec.Struct, tag=True, frozen=True):
 
 
 class InSyncResponse(msgspec.Struct, tag="InSyncAnswer", frozen=True):
-    """To the worker that sent ProposeInSync: the result (mqd_replica_on_response). `error`: Kafka's error
-    code; 0 = committed. In that case a PartitionsPut or TopicPut with the new partition epoch is sent
-    before or after this response.
+    """To the worker that sent ProposeInSync: the result (mqd_replica_on_proposal_response). `error`:
+    Kafka's error code; 0 = committed. In that case a PartitionsPut or TopicPut with the new partition
+    epoch is sent before or after this response.
     """
 
     topic_id: bytes

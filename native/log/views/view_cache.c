@@ -183,7 +183,7 @@ static int take_cached(struct mqd_view_cache *cache, struct mqd_view_read *read,
         if (piece && *position >= piece->begin && *position < piece->end &&
             (piece->end <= read->limit || PLANTED_VIEW_BUG(LIMIT))) {
             if (PLANTED_VIEW_BUG(STALE) || is_current(read, piece)) {
-                cache->stats.used++;
+                cache->stats.hits++;
                 result = take_piece(read, piece);
                 *position = piece->end;
             } else {

@@ -33,7 +33,7 @@
 struct mqd_view_cache;
 struct mqd_view_cache_stats {
     uint64_t pieces, bytes;               /* in the cache */
-    uint64_t used, added, stale, evicted; /* pieces */
+    uint64_t hits, added, stale, evicted; /* pieces */
 };
 struct mqd_view_cache *mqd_view_cache_create(uint64_t bytes_max, uint32_t piece_bytes); /* NULL: out of memory */
 void mqd_view_cache_destroy(struct mqd_view_cache *cache);

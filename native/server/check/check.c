@@ -138,7 +138,7 @@ void mqd_check_begin_order(struct mqd_reactor *r, struct mqd_append *append)
 {
     copy_produce_fields(r, append->request);
     if (!append->ordered)
-        append->request->undecided++;
+        append->request->undecided_count++;
     append->ordered = 1;
 }
 
@@ -146,7 +146,7 @@ static void submit_transaction(struct mqd_reactor *r, struct mqd_request *reques
 
 static void maybe_submit(struct mqd_reactor *r, struct mqd_request *request)
 {
-    if (request->awaiting_verification_count && request->awaiting_verification_count == request->undecided &&
+    if (request->awaiting_verification_count && request->awaiting_verification_count == request->undecided_count &&
         request->connection)
         submit_transaction(r, request);
 }
@@ -164,7 +164,7 @@ void mqd_check_end_order(struct mqd_reactor *r, struct mqd_append *append)
     if (!append->ordered)
         return;
     append->ordered = 0;
-    if (--request->undecided) {
+    if (--request->undecided_count) {
         maybe_submit(r, request);
         return;
     }

@@ -24,7 +24,7 @@
 struct mqd_check *mqd_check_by_token(struct mqd_reactor *r, uint64_t token)
 {
     uint32_t index = token & 0xffff;
-    if (index >= r->check_used || !r->checks[index].used || r->checks[index].sequence != (uint32_t)(token >> 16))
+    if (index >= r->check_used_count || !r->checks[index].used || r->checks[index].sequence != (uint32_t)(token >> 16))
         return NULL;
     return &r->checks[index];
 }
@@ -36,7 +36,7 @@ struct mqd_check *mqd_check_take(struct mqd_reactor *r, uint64_t control_bytes, 
     uint64_t control_max =
         (uint64_t)mqd_arena_extents_total(r->control_arena) * MQD_CONTROL_EXTENT_BYTES / CONTROL_ARENA_DIVISOR;
     uint64_t frame_max = (uint64_t)mqd_arena_extents_total(r->arena) * MQD_EXTENT_BYTES / FRAME_ARENA_DIVISOR;
-    if ((r->check_free == NO_CHECK && r->check_used == MQD_CHECK_COUNT_MAX) ||
+    if ((r->check_free == NO_CHECK && r->check_used_count == MQD_CHECK_COUNT_MAX) ||
         r->check_control_bytes + control_bytes > control_max ||
         (frame_bytes && r->check_frame_bytes && r->check_frame_bytes + frame_bytes > frame_max))
         return NULL;
@@ -47,7 +47,7 @@ struct mqd_check *mqd_check_take(struct mqd_reactor *r, uint64_t control_bytes, 
     if (index != NO_CHECK) {
         r->check_free = r->checks[index].next_free;
     } else {
-        index = r->check_used++;
+        index = r->check_used_count++;
         r->checks[index].sequence = (uint32_t)(r->generation << 20);
     }
     struct mqd_check *check = &r->checks[index];
@@ -179,7 +179,7 @@ void mqd_check_on_acceptor_died(struct mqd_reactor *r)
 {
     uint64_t generation = mqd_load_acquire(
         &mqd_control_endpoint(r->options.control, mqd_control_worker_count(r->options.control))->generation);
-    for (uint32_t index = 0; index < r->check_used; index++) {
+    for (uint32_t index = 0; index < r->check_used_count; index++) {
         struct mqd_check *check = &r->checks[index];
         if (!check->used || !check->sent || check->job || check->acceptor_generation == generation)
             continue;
@@ -197,6 +197,6 @@ void mqd_check_on_acceptor_died(struct mqd_reactor *r)
 
 void mqd_checks_destroy(struct mqd_reactor *r)
 {
-    for (uint32_t index = 0; index < r->check_used; index++)
+    for (uint32_t index = 0; index < r->check_used_count; index++)
         free(r->checks[index].job); /* the job's thread has ended */
 }

@@ -216,7 +216,7 @@ static void update_counters(struct mqd_reactor *r, const struct mqd_view_job *jo
     struct mqd_view_cache_stats stats, *counted = &r->views.counted;
     mqd_view_cache_stats(job->cache, &stats);
     mqd_stat(r, MQD_COUNT_VIEW_FILTERED_BYTES, job->read.filtered_bytes);
-    mqd_stat(r, MQD_COUNT_VIEW_CACHE_HITS, stats.used - counted->used);
+    mqd_stat(r, MQD_COUNT_VIEW_CACHE_HITS, stats.hits - counted->hits);
     mqd_stat(r, MQD_COUNT_VIEW_CACHE_EVICTIONS, stats.evicted - counted->evicted);
     mqd_set_gauge(r, MQD_GAUGE_VIEW_CACHE_BYTES, stats.bytes);
     *counted = stats;

@@ -6,7 +6,7 @@
  * only it has the partition's replication core, and other workers respond with
  * NOT_LEADER_OR_FOLLOWER.
  *
- *   positions    a follower's position -> mqd_replica_fetch -> high watermark -> published,
+ *   positions    a follower's position -> mqd_replica_on_fetch -> high watermark -> published,
  *                acknowledged (mqd_owner_publish)
  *   waiting      parked followers wait on the partition itself (owned->followers_waiting): they
  *                wait for the log's end, not the high watermark
@@ -180,7 +180,7 @@ int16_t mqd_leading_fetch(struct mqd_reactor *r, struct mqd_fetch_entry *entry, 
                                       .fetch_offset = entry->fetch_offset};
     uint32_t epoch_count;
     const struct mqd_epoch *epochs = mqd_partition_epochs(owned->partition, &epoch_count);
-    mqd_replica_fetch(owned->replica, &fetch, epochs, epoch_count, r->now_ms, &response);
+    mqd_replica_on_fetch(owned->replica, &fetch, epochs, epoch_count, r->now_ms, &response);
     if (response.changed)
         mqd_replication_apply_changes(r, owned, response.changed);
     if (response.error == 0 && response.diverging_epoch < 0 && may_join(owned->replica, fetch.node_id))

@@ -7,7 +7,7 @@
  *
  * assignment -> core -> role:
  *   leader     epoch of new records; high watermark from the positions of followers
- *              (mqd_replica_fetch)
+ *              (mqd_replica_on_fetch)
  *   follower   waiting producers get an error; the log is fetched from the leader
  *              (server/replication/fetcher.h)
  *
@@ -170,10 +170,10 @@ void mqd_replication_set(struct mqd_reactor *r, struct mqd_owned *owned, const s
 void mqd_replication_in_sync_result(struct mqd_reactor *r, struct mqd_owned *owned, const struct mqd_command *command)
 {
     if (owned->replica)
-        mqd_replication_apply_changes(r, owned,
-                                      mqd_replica_on_response(owned->replica, (uint64_t)command->offset,
-                                                              (int32_t)command->last_offset, (int)command->number,
-                                                              r->now_ms, r->now_ms + MQD_IN_SYNC_RETRY_MS));
+        mqd_replication_apply_changes(
+            r, owned,
+            mqd_replica_on_proposal_response(owned->replica, (uint64_t)command->offset, (int32_t)command->last_offset,
+                                             (int)command->number, r->now_ms, r->now_ms + MQD_IN_SYNC_RETRY_MS));
     mqd_command_done(r, command->token, 0, command->slot, 0, NULL, "");
 }
 

@@ -139,7 +139,7 @@ void mqd_secure_handshake(struct mqd_reactor *r, struct mqd_connection *c)
 static bool request_principal(struct mqd_reactor *r, struct mqd_connection *c)
 {
     struct mqd_event event = {.kind = MQD_EVENT_TLS_NAME, .slot = c->listener_id, .token = mqd_tls_link(c->tls)->token};
-    if (c->peer_node >= 0 || r->options.listeners[c->listener_id] & MQD_LISTENER_FLAG_SASL)
+    if (c->peer_node >= 0 || r->options.listener_flags[c->listener_id] & MQD_LISTENER_FLAG_SASL)
         return true;
     uint32_t length = mqd_tls_peer_name(c->tls, event.text, sizeof event.text - 1);
     if (!length)

@@ -114,7 +114,7 @@ static void read_in_parallel(uint64_t bytes_max)
     for (int i = 0; i < THREAD_COUNT; i++)
         CHECK(right[i] == &w);
     mqd_view_cache_stats(w.cache, &stats);
-    CHECK(stats.used > 0 && stats.bytes <= bytes_max);
+    CHECK(stats.hits > 0 && stats.bytes <= bytes_max);
     CHECK_EQUAL(stats.evicted > 0, bytes_max < 1 << 20);
     end(&w);
 }

@@ -398,7 +398,7 @@ static void open_reactor(void)
                                            .read_fd_count_max = 4,
                                            .authentication_bytes_max = FRAME_BYTES_MAX,
                                            .authentication_ms_max = 600000};
-    options.listeners[1] = MQD_LISTENER_FLAG_SASL;
+    options.listener_flags[1] = MQD_LISTENER_FLAG_SASL;
     for (int i = 0; i < ENDPOINTS; i++) {
         options.arenas[i] = zeroed(ARENA_BYTES);
         options.arena_bytes[i] = ARENA_BYTES;

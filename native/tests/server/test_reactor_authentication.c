@@ -10,7 +10,7 @@ enum { PLAIN_LISTENER = 0, SASL_LISTENER = 1, FRAME_BYTES_MAX = 4096, NEVER_MS =
 static void sasl(struct bench *b)
 {
     for (uint32_t worker = 0; worker < REACTORS; worker++) {
-        b->options[worker].listeners[SASL_LISTENER] = MQD_LISTENER_FLAG_SASL;
+        b->options[worker].listener_flags[SASL_LISTENER] = MQD_LISTENER_FLAG_SASL;
         b->options[worker].authentication_bytes_max = FRAME_BYTES_MAX;
         b->options[worker].authentication_ms_max = NEVER_MS;
     }

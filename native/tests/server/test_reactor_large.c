@@ -53,13 +53,13 @@ static void no_memory_for_tls(struct bench *b)
 {
     large_memory(b);
     CHECK(ftruncate(sparse_fds[0], (off_t)b->mapped_bytes - (2 << 20)) == 0);
-    b->options[0].listeners[1] = MQD_LISTENER_FLAG_TLS;
+    b->options[0].listener_flags[1] = MQD_LISTENER_FLAG_TLS;
 }
 
 static void large_memory_for_tls(struct bench *b)
 {
     large_memory(b);
-    b->options[0].listeners[1] = MQD_LISTENER_FLAG_TLS;
+    b->options[0].listener_flags[1] = MQD_LISTENER_FLAG_TLS;
 }
 
 static void large_stop(struct bench *b)

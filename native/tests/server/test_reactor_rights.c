@@ -9,7 +9,7 @@ static void rights(struct bench *b)
 {
     for (uint32_t worker = 0; worker < REACTORS; worker++) {
         b->options[worker].rights = MQD_RIGHTS_ON, b->options[worker].denied_interval_ms = 10000;
-        b->options[worker].listeners[SASL_LISTENER] = MQD_LISTENER_FLAG_SASL;
+        b->options[worker].listener_flags[SASL_LISTENER] = MQD_LISTENER_FLAG_SASL;
         b->options[worker].authentication_bytes_max = 4096;
         b->options[worker].authentication_ms_max = 600000;
     }

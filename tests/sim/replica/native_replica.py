@@ -112,7 +112,7 @@ class NativeReplica:
         return lib.mqd_replica_check_latest(self.native)
 
     def fetch(self, requested: Fetch, now_ms: int) -> Answer:
-        lib.mqd_replica_fetch(self.native, _fill_fetch(requested), *self._with_epochs(), now_ms, _answer)
+        lib.mqd_replica_on_fetch(self.native, _fill_fetch(requested), *self._with_epochs(), now_ms, _answer)
         out = _answer
         return Answer(
             out.error,
@@ -132,7 +132,7 @@ class NativeReplica:
         return Proposal(out.sequence, out.broker_epoch, out.leader_epoch, out.partition_epoch, members)
 
     def answered(self, sequence: int, leader_epoch: int, error: int, now_ms: int, again_ms: int) -> int:
-        return lib.mqd_replica_on_response(self.native, sequence, leader_epoch, error, now_ms, again_ms)
+        return lib.mqd_replica_on_proposal_response(self.native, sequence, leader_epoch, error, now_ms, again_ms)
 
     # -- the follower ------------------------------------------------------------------------------
 

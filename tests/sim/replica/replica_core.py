@@ -165,7 +165,7 @@ class Replica:
         return lib.mqd_replica_check_latest(self.native)
 
     def fetch(self, fetch: Fetch, epochs: Epochs, now_ms: int) -> Answer:
-        lib.mqd_replica_fetch(self.native, self._native_fetch(fetch), epochs.native, epochs.count, now_ms, self._answer)
+        lib.mqd_replica_on_fetch(self.native, self._native_fetch(fetch), epochs.native, epochs.count, now_ms, self._answer)
         response = self._answer
         return Answer(
             response.error,
@@ -186,7 +186,7 @@ class Replica:
         )
 
     def answered(self, sequence: int, leader_epoch: int, error: int, now_ms: int, again_ms: int) -> int:
-        return lib.mqd_replica_on_response(self.native, sequence, leader_epoch, error, now_ms, again_ms)
+        return lib.mqd_replica_on_proposal_response(self.native, sequence, leader_epoch, error, now_ms, again_ms)
 
     # -- the follower ------------------------------------------------------------------------------
 

@@ -73,4 +73,4 @@ class Index:
     def stats(self) -> dict[str, int]:
         out = ffi.new("struct mqd_view_cache_stats *")
         lib.mqd_view_cache_stats(self._native, out)
-        return {name: getattr(out, name) for name in ("pieces", "bytes", "used", "added", "stale")}
+        return {name: getattr(out, name) for name in ("pieces", "bytes", "hits", "added", "stale")}

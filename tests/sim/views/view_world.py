@@ -175,7 +175,7 @@ class World:
 
     def kill(self) -> None:
         if self.events:
-            self.used += self.index.stats()["used"]
+            self.used += self.index.stats()["hits"]
         self.index = Index(self.bytes_max, PIECE, self.planted)
 
     def rarely_kill(self) -> None:
@@ -244,6 +244,6 @@ class World:
             self.events += 1
         stats = self.index.stats()
         assert stats["bytes"] <= self.bytes_max
-        self.used += stats["used"]
+        self.used += stats["hits"]
         self.close()
         return self.events

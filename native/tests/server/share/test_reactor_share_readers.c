@@ -255,7 +255,7 @@ static struct tls_identity broker;
 
 static void with_tls(struct bench *b)
 {
-    b->options[0].listeners[SECURE] = MQD_LISTENER_FLAG_TLS;
+    b->options[0].listener_flags[SECURE] = MQD_LISTENER_FLAG_TLS;
     b->log_options.max_message_bytes = 4 << 20;
     b->log_options.segment_bytes = 64 << 20;
 }
