@@ -68,7 +68,7 @@ struct mqd_partition_view {
     uint8_t state;
     uint8_t log_dir;
     uint8_t role;           /* enum mqd_slot_role */
-    uint8_t latest_pending; /* a new leader's high watermark is below its epoch's beginning (KIP-207) */
+    uint8_t latest_pending; /* a new leader's high watermark is below its epoch's start (KIP-207) */
     uint8_t flush_on_ack;
     uint64_t segments_generation;
     uint64_t owner_generation;
@@ -100,7 +100,7 @@ int64_t mqd_control_lease_deadline_ns(void *control);   /* CLOCK_BOOTTIME; until
 uint32_t mqd_control_log_level(void *control);
 void mqd_control_set_log_level(void *control, uint32_t level);
 int mqd_control_set_api_versions(void *control, uint32_t version, const uint8_t *body, uint32_t size_bytes);
-/* The level of share.version: above 0 workers answer ShareFetch and ShareAcknowledge. */
+/* The level of share.version. If it is above 0, workers answer ShareFetch and ShareAcknowledge. */
 void mqd_control_set_share_version(void *control, uint32_t level);
 
 /* Endpoint slots (workers, acceptor, controller). set_state increments the generation when state is DEAD. */
@@ -118,15 +118,15 @@ void mqd_slot_set_state(void *control, uint32_t slot, uint8_t state);
 /* Requests one MQD_LINK_FLUSHED from the owner. Read the positions again after the call: the flush
  * may have ended before the call. -1 MQD_E_INVALID: no such slot. */
 int mqd_slot_request_flush_notice(void *control, uint32_t slot);
-/* Called around the opening of a partition, on the thread that opens it: a failed assertion in
- * between is counted in the slot, where the worker's successor sees it. Returns how often that has
- * happened since the slot was assigned to the partition; -1 MQD_E_INVALID: no such slot. */
+/* The thread that opens a partition calls begin before and end after it. An assertion that fails in
+ * between is counted in the slot, where the worker's successor sees it. begin returns this count
+ * since the slot was assigned to the partition; -1 MQD_E_INVALID: no such slot. */
 int mqd_slot_recovery_begin(void *control, uint32_t slot);
 void mqd_slot_recovery_end(void);
 /* -1 MQD_E_INVALID: no such slot; a free slot returns state FREE */
 int mqd_slot_view(void *control, uint32_t slot, struct mqd_partition_view *out);
-/* Lists, in order, the slots that are not free, and those whose controller died while assigning
- * them. `slots` has room for MQD_PARTITION_SLOT_COUNT. Returns the number of slots listed. */
+/* Lists in ascending order the slots in use, including those that a controller was assigning when it
+ * died. `slots` has room for MQD_PARTITION_SLOT_COUNT. Returns the number of slots listed. */
 uint32_t mqd_slots_list_used(void *control, uint32_t *slots);
 int mqd_slot_traffic(void *control, uint32_t slot, struct mqd_partition_traffic *out);
 
@@ -182,7 +182,7 @@ enum mqd_counter {
     MQD_COUNT_LARGE_STALLS,
     MQD_GAUGE_SHARE_SESSIONS,
     MQD_COUNT_RECORDS_DEDUPLICATED,
-    MQD_GAUGE_SYNC_OLDEST_NS, /* CLOCK_MONOTONIC at which the oldest flush under way began; 0 = none */
+    MQD_GAUGE_SYNC_OLDEST_NS, /* CLOCK_MONOTONIC time at which the oldest running flush began; 0 = none */
     MQD_COUNT_VIEW_FILTERED_BYTES,
     MQD_COUNT_VIEW_CACHE_HITS,
     MQD_COUNT_VIEW_CACHE_EVICTIONS,
@@ -216,12 +216,12 @@ enum mqd_descriptor_kind {
     /* worker -> acceptor: check these batches before they are written. See below. Sent again when
      * the acceptor restarts */
     MQD_LINK_CHECK,
-    /* acceptor -> worker: the result of a CHECK; RELEASE (token, offset) returns a payload */
+    /* acceptor -> worker: the result of a CHECK; a payload is returned by RELEASE (token, offset) */
     MQD_LINK_CHECKED,
     /* acceptor -> owner: query for the producers of the slot's partition */
     MQD_LINK_DESCRIBE,
-    /* owner -> acceptor: array of struct mqd_producer_view, or error; RELEASE (token, offset) when
-     * it has a payload */
+    /* owner -> acceptor: array of struct mqd_producer_view, or error; a payload is returned by
+     * RELEASE (token, offset) */
     MQD_LINK_DESCRIBED,
     /* acceptor -> worker: request `token` was read and will take a long time; its bytes need not
      * stay in the arena */
@@ -241,11 +241,11 @@ enum mqd_descriptor_kind {
     /* owner -> worker: the response to SHARE, which needs no RELEASE */
     MQD_LINK_SHARE_RESPONSE,
     /* worker -> acceptor: the body of a ReadShareGroupState (`flags` 84) or WriteShareGroupState
-     * (85); error as in REQUEST. The payload stays until SHARE_STATE_RESPONSE; it is sent again when the
+     * (85); error as in REQUEST. The payload stays until SHARE_STATE_RESPONSE. Sent again when the
      * acceptor restarts */
     MQD_LINK_SHARE_STATE,
     /* acceptor -> worker: the group's settings (docs/design/share-groups.md, section 3), then the
-     * response's body; RELEASE (token, offset) */
+     * response's body; the payload is returned by RELEASE (token, offset) */
     MQD_LINK_SHARE_STATE_RESPONSE
 };
 
@@ -269,8 +269,8 @@ enum mqd_descriptor_kind {
  * that it ends (KIP-890). A marker whose epoch is not above the known one is refused, but only
  * once the existing marker is below the high watermark */
 #define MQD_PRODUCE_MARKER_BUMPED 8
-/* sent to the partition that takes the records of a retired one, whose index is in `error`: the
- * producer id is rewritten (server/redirect.h) */
+/* sent on from a retired partition, whose index is in `error`, to the partition that takes its
+ * records: the producer id is rewritten (server/redirect.h) */
 #define MQD_PRODUCE_REDIRECTED 16
 /* with REDIRECTED: accepted only when the partition knows the producer (MQD_STAGE_REQUIRE_KNOWN) */
 #define MQD_PRODUCE_REQUIRE_KNOWN 32
@@ -288,10 +288,10 @@ enum mqd_descriptor_kind {
 #define MQD_CHECKED_MORE 1 /* flags of CHECKED: more pieces of the same batch follow */
 #define MQD_RECORD_ERROR_COUNT_MAX 64
 
-/* CHECK     slot: of the batch (all but TRANSACTION). a: Produce version; in its third byte (all but
- *           TRANSACTION) the codec + 1 to which the batch must be converted, or 0. b: connection id
- *           (for logs). c: the codec's level in the low half, the largest size that the batch may
- *           then have in the high half. error: as in REQUEST. The payload stays until CHECKED.
+/* CHECK     slot: of the batch (all but TRANSACTION). a: Produce version in the low 16 bits; in the
+ *           third byte (all but TRANSACTION) 1 + the codec to which the batch must be converted, or
+ *           0. b: connection id (for logs). c: low half = the codec's level, high half = maximum
+ *           size of the converted batch. error: as in REQUEST. The payload stays until CHECKED.
  * CHECKED   TRANSACTION: payload is an int16 error code for each partition, in the order queried;
  *           or no payload and one code for all in `error`. Others: `error` 0; if CHECK named a
  *           codec, the payload is the batch in that codec, in pieces whose total size is `a`. Or
@@ -311,9 +311,9 @@ struct mqd_check_partition {
     int32_t partition_index;
     uint32_t slot;
 };
-/* the number of refused records, and the number of int32 batch indexes that follow */
+/* followed by index_count indexes (int32) of records within the batch, and by the message */
 struct mqd_check_refusal {
-    uint32_t unkeyed_count;
+    uint32_t unkeyed_count; /* all records without a key, including those not listed */
     uint16_t index_count;
     uint16_t message_bytes;
 };
@@ -323,14 +323,14 @@ enum mqd_principal_kind {
     MQD_PRINCIPAL_SASL,
     MQD_PRINCIPAL_TLS,
     MQD_PRINCIPAL_LOCAL,
-    MQD_PRINCIPAL_TOKEN /* SASL, by a delegation token */
+    MQD_PRINCIPAL_TOKEN /* SASL with a delegation token */
 };
 #define MQD_PRINCIPAL_BYTES_MAX 260 /* "User:" and a name of 255 bytes */
 /* little-endian; the principal's bytes follow, then those of the client's address as text */
 struct mqd_request_principal {
     uint16_t size_bytes; /* of the principal; 0 = the listener does not authenticate */
     uint8_t kind;        /* enum mqd_principal_kind */
-    uint8_t host_bytes;  /* 0: the descriptor has the address */
+    uint8_t host_bytes;  /* 0 = the address is in the descriptor */
 };
 struct mqd_authenticated {
     uint16_t size_bytes; /* of the principal's bytes, which follow */
@@ -360,8 +360,8 @@ struct mqd_descriptor {
     /* PRODUCE: verification guard or 0. PRODUCED: log_append_time_ms or -1. REQUEST: connection id
      * (for logs) */
     int64_t b;
-    /* PRODUCED: log_start_offset. REQUEST: local IPv4 address, the peer's in the high half (network
-     * order, 0 = not IPv4); for a local client its uid in the high half */
+    /* PRODUCED: log_start_offset. REQUEST: low half = local IPv4 address, high half = the peer's
+     * (network order, 0 = not IPv4); for a local client, high half = its uid */
     int64_t c;
     uint64_t generation; /* sender's endpoint generation */
 };
@@ -371,9 +371,9 @@ struct mqd_descriptor {
 size_t mqd_links_size_bytes(uint32_t endpoint_count);
 int mqd_links_format(void *links, size_t size_bytes, uint32_t endpoint_count);
 
-struct mqd_endpoint; /* the ends of one process's links */
-/* eventfds[i] wakes endpoint i. The endpoint resets nothing: descriptors in flight to a dead
- * predecessor are drained and checked by generation. */
+struct mqd_endpoint; /* one process's side of all its links */
+/* eventfds[i] wakes endpoint i. Opening resets nothing: descriptors in flight to a dead predecessor
+ * are drained and checked by generation. */
 struct mqd_endpoint *mqd_endpoint_open(void *control, void *links, uint32_t self, uint32_t endpoint_count,
                                        const int *eventfds);
 void mqd_endpoint_close(struct mqd_endpoint *endpoint);
@@ -434,13 +434,13 @@ int16_t mqd_batch_validate(const uint8_t *bytes, uint64_t size_bytes, struct mqd
  * available_bytes >= 61. */
 int mqd_batch_decode(const uint8_t *bytes, uint64_t available_bytes, struct mqd_batch *out);
 /* Parses record_count uncompressed records that must fill size_bytes exactly. Returns how many have
- * no key, with the batch indexes of the first unkeyed_count_max of them in `unkeyed`; -1 - i when
- * record i cannot be parsed, with `reason` (static text). */
+ * no key; `unkeyed` then has the indexes within the batch of the first unkeyed_count_max of them.
+ * Returns -1 - i if record i cannot be parsed, with `reason` (static text). */
 int32_t mqd_records_unkeyed(const uint8_t *records, uint64_t size_bytes, int32_t record_count, int32_t *unkeyed,
                             uint32_t unkeyed_count_max, const char **reason);
 
-/* Positions of keys and values in plain batches (uncompressed, not transactional, not control), as
- * byte positions in `data`; size -1 = null. */
+/* Byte positions in `data` of the key and value of one record in a plain batch (uncompressed, not
+ * transactional, not control); size -1 = null. */
 struct mqd_record_location {
     uint32_t key_position;
     int32_t key_bytes;
@@ -487,7 +487,7 @@ struct mqd_log_options {
     uint8_t flush_on_ack, compacted;
     uint8_t validation; /* enum mqd_record_validation */
     uint8_t readonly;   /* refuses Produce */
-    /* compression.type: 0 = producer; otherwise the codec + 1 to which clients' batches are
+    /* compression.type: 0 = producer; otherwise 1 + the codec to which clients' batches are
      * converted */
     uint8_t compression;
     int32_t compression_level;
@@ -499,7 +499,7 @@ struct mqd_log_options {
 };
 
 /* record.validation: which client batches are parsed before they are accepted; for compacted topics
- * all are. SCHEDULES: all are, and the acceptor parses their headers. */
+ * all are. SCHEDULES: all are, and the acceptor also parses the records' headers. */
 enum mqd_record_validation {
     MQD_VALIDATION_NONE,
     MQD_VALIDATION_UNCOMPRESSED,
@@ -508,7 +508,7 @@ enum mqd_record_validation {
 };
 
 struct mqd_recovery {              /* in: what may be trusted; out: the result */
-    int64_t recovery_point_offset; /* in: bytes of segments below are trusted; -1 = nothing is */
+    int64_t recovery_point_offset; /* in: the log below it is trusted; -1 = nothing is */
     /* in: >= 0: the page cache is intact up to here (process crash): truncate there, no CRC scan;
      * -1 = unknown */
     int64_t trusted_end_offset;
@@ -533,7 +533,7 @@ struct mqd_recovery {              /* in: what may be trusted; out: the result *
     int64_t corrupt_segment;  /* out */
     /* out: first offset that is missing because a segment file is missing; -1 = none */
     int64_t missing_from;
-    /* out: offset at which the log continues; if replicated, the end it is known to have had */
+    /* out: offset at which the log continues; if replicated, the end that the log once had */
     int64_t missing_to;
     int32_t segment_count;     /* out */
     int32_t last_leader_epoch; /* out: epoch of the last batch, -1 = empty */
@@ -582,7 +582,7 @@ int mqd_segment_scan(const char *log_path, int64_t base_offset, int64_t from_pos
 /* Temporary file, write, fsync, rename, fsync of the directory: afterwards `path` has either all of
  * the new bytes or its previous content. */
 int mqd_file_replace(const char *path, const uint8_t *bytes, size_t size_bytes);
-/* opens for appending at `position` (truncates later bytes); returns an fd for the two calls below */
+/* opens for appending at `position` (truncates later bytes); returns an fd for the next three calls */
 int mqd_file_open_append(const char *path, int64_t position);
 int mqd_file_append(int fd, const uint8_t *bytes, size_t size_bytes, int64_t position); /* all bytes, or -1 */
 int mqd_file_flush(int fd);                                                             /* fdatasync */

@@ -13,7 +13,7 @@ enum mqd_replica_planted {
     MQD_PLANTED_KEEP_STATE = 4,           /* R3: knowledge about followers survives a new leader epoch */
     MQD_PLANTED_HW_BELOW_MIN = 8,         /* R4: the high watermark moves below min_insync */
     MQD_PLANTED_COMMITTED_ONLY = 16,      /* R5: the proposed set is not counted */
-    MQD_PLANTED_EXPAND_EARLY = 32,        /* R7: a follower that has reached the high watermark joins */
+    MQD_PLANTED_EXPAND_EARLY = 32,        /* R7: a follower may join once it has reached the high watermark */
     MQD_PLANTED_BROKER_EPOCH = 64,        /* KIP-903: broker epochs of followers are not compared */
     MQD_PLANTED_SERVE_UNREGISTERED = 128, /* R10 */
     MQD_PLANTED_ACK_BELOW_MIN = 256,      /* R11: acks=all is accepted below min_insync */

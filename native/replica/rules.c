@@ -180,9 +180,9 @@ static uint8_t role_in(const struct mqd_replica *replica, const struct mqd_repli
     return assignment->leader == assignment->node_id ? MQD_REPLICA_LEADER : MQD_REPLICA_FOLLOWER;
 }
 
-/* `known`: the follower's state in this leader epoch, or NULL. */
-static struct mqd_replica_follower follower_from(const struct mqd_replica_member *member,
-                                                 const struct mqd_replica_follower *known, int64_t now_ms)
+/* `previous`: the follower's state so far in this leader epoch, or NULL. */
+static struct mqd_replica_follower make_follower(const struct mqd_replica_member *member,
+                                                 const struct mqd_replica_follower *previous, int64_t now_ms)
 {
     struct mqd_replica_follower follower = {.position = -1,
                                             .fetched_broker_epoch = -1,
@@ -190,8 +190,8 @@ static struct mqd_replica_follower follower_from(const struct mqd_replica_member
                                             .fetched_ms = NEVER,
                                             .behind_since_ms = INT64_MAX,
                                             .proposed_broker_epoch = -1};
-    if (known)
-        follower = *known;
+    if (previous)
+        follower = *previous;
     follower.member = *member;
     if (member->in_sync && follower.caught_up_ms == NEVER)
         follower.caught_up_ms = now_ms; /* the lag time begins now */
@@ -204,7 +204,7 @@ static void set_members(struct mqd_replica *replica, const struct mqd_replica_as
     struct mqd_replica_follower replicas[MQD_REPLICA_COUNT_MAX];
     replica->in_sync_count = 0;
     for (uint32_t i = 0; i < assignment->member_count; i++) {
-        replicas[i] = follower_from(&assignment->members[i],
+        replicas[i] = make_follower(&assignment->members[i],
                                     keep_state ? follower_of(replica, assignment->members[i].node_id) : NULL, now_ms);
         replica->in_sync_count += replicas[i].member.in_sync != 0;
     }
@@ -319,8 +319,8 @@ static int32_t fetch_error(const struct mqd_replica *replica, const struct mqd_r
     return 0;
 }
 
-/* R2: whether the follower's log is a prefix of this one. This leader epoch begins at epoch_start,
- * whether or not it has records yet. */
+/* R2: sets the response's diverging_* if the follower's log is not a prefix of this one. This leader
+ * epoch begins at epoch_start, even if it has no records yet. */
 static void compare_logs(const struct mqd_replica *replica, const struct mqd_replica_fetch *fetch,
                          const struct mqd_epoch *epochs, uint32_t epoch_count, struct mqd_replica_response *response)
 {
@@ -386,8 +386,8 @@ void mqd_replica_on_fetch(struct mqd_replica *replica, const struct mqd_replica_
 
 /* ---- proposals ---- */
 
-/* Kafka's rule: a follower had caught up at the time of a fetch if its next fetch begins at the log
- * end of that time. So a follower that reads a burst at full speed stays in the set. */
+/* Kafka's rule: a follower had caught up at the time of a fetch if its next fetch begins at or after
+ * what was then the log end. So a follower that reads a burst at full speed stays in the set. */
 static bool caught_up_within(const struct mqd_replica *replica, const struct mqd_replica_follower *follower,
                              int64_t now_ms, int64_t ms)
 {
@@ -506,7 +506,7 @@ static bool swap_members(struct mqd_replica *replica, int64_t now_ms)
     return swapped;
 }
 
-/* Adds or removes members up to in_sync_max, or else may swap members. Returns whether it did. */
+/* Adds or removes members up to in_sync_max; otherwise may swap some. Returns whether it swapped. */
 static bool limit_set(struct mqd_replica *replica, int64_t now_ms)
 {
     struct mqd_replica_follower *follower;

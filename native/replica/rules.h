@@ -16,9 +16,9 @@
  *        only after a fetch in this leader epoch, from a log that is a prefix of the leader's (R1,
  *        R2), by the newest known incarnation of the follower (KIP-903).
  *   R-2  the high watermark is at most the position of the leader itself and of every member of the
- *        maximal in-sync set, moves only while the committed set has min_insync members, and never
- *        decreases (R4). A follower's own high watermark is at most its log end and decreases only
- *        with a truncation.
+ *        maximal in-sync set, moves only while the committed set has at least min_insync members,
+ *        and never decreases (R4). A follower's own high watermark is at most its log end and
+ *        decreases only with a truncation.
  *   R-3  the maximal in-sync set is the union of the committed and the proposed one. The proposed
  *        one counts before the proposal is returned to the caller. It ceases to count when a newer
  *        partition epoch arrives or the proposal is definitively refused (R5). One proposal is
@@ -29,9 +29,9 @@
  *        epoch it fetched with (R7).
  *   R-5  a node whose metadata does not yet include its own registration leads no partition and
  *        answers no fetch (R10).
- *   R-6  if acks_replicas is set, a leader proposes at most that many members (besides those that a
- *        reassignment moves, or that are shutting down), swaps a slow member with a spare in one
- *        proposal, and does so at most once in MQD_REPLICA_SWAP_MS.
+ *   R-6  if acks_replicas is set, a leader proposes at most that many members (not counting those
+ *        that a reassignment moves or that are shutting down), swaps a slow member with a spare in
+ *        one proposal, and does so at most once in MQD_REPLICA_SWAP_MS.
  * Concurrency: one thread at a time; the partition's owner.
  */
 #ifndef MQD_REPLICA_H
@@ -105,7 +105,7 @@ struct mqd_replica_follower {
     int64_t caught_up_ms;         /* when it last had all records */
     int64_t fetched_ms;           /* time of its last fetch; fetched_log_end: the leader's log end at that time */
     int64_t fetched_log_end;
-    int64_t behind_since_ms; /* lags by more than lag_records_max since then; INT64_MAX = it does not */
+    int64_t behind_since_ms; /* since when it has lagged by more than lag_records_max; INT64_MAX = it does not */
     uint8_t proposed;        /* is in the outstanding proposal, with proposed_broker_epoch */
     int64_t proposed_broker_epoch;
 };
@@ -234,8 +234,8 @@ int mqd_replica_propose(struct mqd_replica *replica, int64_t now_ms, int64_t rep
 /* Handles the controller's response to a proposal. error: a Kafka error code. 0: the new partition
  * epoch will follow; 55 OPERATION_NOT_ATTEMPTED, 107 INELIGIBLE_REPLICA: definitively refused, the
  * proposal no longer counts and the next one waits until next_proposal_ms; any other: unknown
- * outcome, the proposal still counts and is repeated from next_proposal_ms on. A response to
- * another proposal is ignored. Returns bits of enum mqd_replica_change. */
+ * outcome, the proposal still counts and is repeated, at next_proposal_ms at the earliest. A
+ * response to another proposal is ignored. Returns bits of enum mqd_replica_change. */
 int mqd_replica_on_proposal_response(struct mqd_replica *replica, uint64_t sequence, int32_t leader_epoch, int error,
                                      int64_t now_ms, int64_t next_proposal_ms);
 
@@ -277,8 +277,8 @@ int mqd_replica_adopt_high_watermark(struct mqd_replica *replica, int32_t leader
  * *end_offset = the start of the first. (Kafka's OffsetForLeaderEpoch.) */
 void mqd_replica_epoch_end(const struct mqd_epoch *epochs, uint32_t epoch_count, int64_t log_end, int32_t epoch,
                            int32_t *found_epoch, int64_t *end_offset);
-/* The offset to which a follower's log must be truncated when diverging_epoch ends at diverging_end
- * on the leader. */
+/* Returns the offset to which a follower's log must be truncated when diverging_epoch ends at
+ * diverging_end on the leader. */
 int64_t mqd_replica_truncation(const struct mqd_epoch *epochs, uint32_t epoch_count, int64_t log_end,
                                int32_t diverging_epoch, int64_t diverging_end);
 

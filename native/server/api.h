@@ -34,7 +34,7 @@ struct mqd_reactor_options {
     uint32_t connection_count_max;
     uint32_t request_bytes_max; /* socket.request.max.bytes */
     /* bytes at the end of our own arena that are reserved for large requests: those that need more
-     * than half of the arena's other bytes; these pages are allocated on use */
+     * than half of the arena's other bytes; the reserved pages are allocated on use */
     uint64_t large_bytes;
     uint32_t large_ms_max; /* large.request.timeout.ms */
     /* bound on all memory that the reactor keeps for requests and connections
@@ -73,7 +73,7 @@ int mqd_reactor_backend(struct mqd_reactor *reactor); /* the backend in use */
  * event with the same token. -1 MQD_E_FULL when 4096 commands are outstanding; a command is
  * outstanding until its event has been taken. */
 int mqd_reactor_add_log_dir(struct mqd_reactor *reactor, uint64_t token, uint32_t log_dir, const char *path);
-/* full: Produce is refused with KAFKA_STORAGE_ERROR */
+/* full = 1: Produce is refused with KAFKA_STORAGE_ERROR */
 int mqd_reactor_set_log_dir_full(struct mqd_reactor *reactor, uint64_t token, uint32_t log_dir, int full);
 int mqd_reactor_topic_put(struct mqd_reactor *reactor, uint64_t token, const uint8_t topic_id[16], const char *name,
                           const uint32_t *slots, uint32_t partition_count);
@@ -83,10 +83,10 @@ int mqd_reactor_topic_remove(struct mqd_reactor *reactor, uint64_t token, const 
 #define MQD_LEADER_HERE -2147483647
 struct mqd_topic_partition {
     uint32_t slot;  /* of this host's replica; UINT32_MAX = no replica here */
-    int32_t leader; /* node id, -1 = none; MQD_LEADER_HERE = this host, whose node id is not known */
+    int32_t leader; /* node id, -1 = none; MQD_LEADER_HERE = this host (node id unknown) */
     int32_t leader_epoch;
     int32_t redirect;  /* of a retired partition: the partition that takes its records; -1 = none */
-    uint32_t retiring; /* 0 = no; 1 = refuses new records; 2 and more = redirects them */
+    uint32_t retiring; /* 0 = no; 1 = refuses new records; 2 or more = redirects them */
     /* the worker that owns the partition on the leader's host; any other worker there forwards
      * requests to it */
     uint32_t leader_worker;
@@ -159,7 +159,7 @@ int mqd_reactor_in_sync_response(struct mqd_reactor *reactor, uint64_t token, ui
 #define MQD_FETCHER_COUNT_MAX 2048
 enum mqd_fetcher_lane {
     MQD_LANE_IN_SYNC,  /* partitions whose in-sync set includes this node */
-    MQD_LANE_CATCH_UP, /* partitions whose in-sync set does not; without such a connection they use the first lane */
+    MQD_LANE_CATCH_UP, /* all others; without such a connection they use the first lane */
     /* catching-up partitions whose assignment says `throttled`: fetched at a bounded rate; without
      * such a connection they use the first lane */
     MQD_LANE_THROTTLED,
@@ -175,19 +175,19 @@ struct mqd_fetcher_options {
     uint32_t response_bytes_max;
     uint32_t response_bytes_limit; /* the connection is closed after a larger response */
     uint32_t partition_bytes_max;  /* replica.fetch.max.bytes */
-    /* without a response for this long beyond wait_ms the connection is considered dead
+    /* the connection is considered dead if a response takes this long beyond wait_ms
      * (replica.socket.timeout.ms) */
     uint32_t timeout_ms;
     /* replica.fetch.backoff.ms: delay before a refused partition is fetched again; shorter while
      * the leader may not have learned yet that it leads */
     uint32_t backoff_ms;
     int64_t bytes_per_second_max; /* follower.replication.throttled.rate, for the throttled lane; 0 = unbounded */
-    uint8_t tls;                  /* 1: TLS from the socket's next byte on, as the client of leader_node */
+    uint8_t tls;                  /* 1: TLS begins with the socket's next byte; this host is the TLS client */
 };
-/* A mutually authenticated connection to a worker of another host. The reactor takes ownership of
- * the socket (non-blocking or not), even if the command fails. It replaces a connection with the
- * same (leader_node, leader_worker, lane). MQD_EVENT_FETCHER_ENDED carries the
- * command's `token`. The command itself is answered by MQD_EVENT_DONE, as usual. */
+/* Adds a mutually authenticated connection to a worker of another host, or replaces the one with the
+ * same (leader_node, leader_worker, lane). The reactor takes ownership of the socket (non-blocking
+ * or not), even if the command fails. The command is answered by MQD_EVENT_DONE, as usual; a later
+ * MQD_EVENT_FETCHER_ENDED has the same `token`. */
 int mqd_reactor_fetcher_put(struct mqd_reactor *reactor, uint64_t token, int fd,
                             const struct mqd_fetcher_options *options);
 /* Closes the connection, without MQD_EVENT_FETCHER_ENDED. */
@@ -205,22 +205,22 @@ struct mqd_relay_options {
     int32_t leader_node;
     uint32_t leader_worker;
     uint32_t lane;
-    /* put: the connection is closed if a response takes longer. refuse: for this long batches are
-     * refused immediately and no connection is requested */
+    /* put: the connection is closed if a response takes longer. refuse: how long batches are refused
+     * immediately, without requesting a connection */
     uint32_t timeout_ms;
     uint8_t tls; /* as in mqd_fetcher_options */
 };
-/* A mutually authenticated connection to a worker of another host. The reactor takes ownership of
- * the socket, even if the command fails. It replaces a connection with the same (leader_node,
- * leader_worker, lane). MQD_EVENT_RELAY_ENDED carries the command's `token`. */
+/* Adds a mutually authenticated connection to a worker of another host, or replaces the one with the
+ * same (leader_node, leader_worker, lane). The reactor takes ownership of the socket, even if the
+ * command fails. A later MQD_EVENT_RELAY_ENDED has the command's `token`. */
 int mqd_reactor_relay_put(struct mqd_reactor *reactor, uint64_t token, int fd, const struct mqd_relay_options *options);
 /* No connection is available: batches that wait for one are refused. */
 int mqd_reactor_relay_refuse(struct mqd_reactor *reactor, uint64_t token, const struct mqd_relay_options *options);
 /* Closes all connections to that host, without events. */
 int mqd_reactor_relay_remove(struct mqd_reactor *reactor, uint64_t token, int32_t leader_node);
 
-/* The rights that MQD_EVENT_SUBJECT_REQUESTED requested (token = `subject`), or new ones for an
- * existing subject. MQD_E_STALE: the subject no longer exists. */
+/* Sets the rights that MQD_EVENT_SUBJECT_REQUESTED (with the token `subject_id`) requested, or new
+ * ones for an existing subject. MQD_E_STALE: the subject no longer exists. */
 struct mqd_rights_tables { /* of mqd/security/rights_table.py: topics, transactional ids, groups */
     const uint8_t *table[3];
     uint32_t size_bytes[3];
@@ -246,8 +246,8 @@ enum mqd_event_kind {
      * frees */
     MQD_EVENT_PROPOSE_IN_SYNC,
     MQD_EVENT_FETCHER_ENDED, /* the connection put with `token` has ended: error, text */
-    /* the log of slot (a follower's) was truncated: offset = its new end; level 4: below the high
-     * watermark. A checkpoint is due */
+    /* the log of slot (a follower's) was truncated: offset = its new end; level = 4 if that is below
+     * the high watermark. A checkpoint is due */
     MQD_EVENT_TRUNCATED,
     /* the leader of slot has deleted its log below offset; this follower must do the same
      * (mqd_reactor_advance_start) */
@@ -274,7 +274,7 @@ enum mqd_event_kind {
      * error = the client id's length in bytes, count = the number of slow requests before it that
      * were not reported */
     MQD_EVENT_SLOW,
-    MQD_EVENT_RESUMED /* mqd_reactor_is_idle was true and no longer is */
+    MQD_EVENT_RESUMED /* the reactor was idle (mqd_reactor_is_idle) and no longer is */
 };
 /* the parts of a slow request's time; server/slow/slow.c */
 enum mqd_spent {

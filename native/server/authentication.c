@@ -44,7 +44,8 @@ static bool admit_unauthenticated(struct mqd_reactor *r, struct mqd_connection *
     if (is_sasl_exchange(api_key) || api_key == MQD_API_API_VERSIONS)
         return true;
     snprintf(reason, sizeof reason,
-             "request %d came before authentication; the client must use SASL on this listener (security.protocol)",
+             "a request with API key %d came before authentication; the client must use SASL on this listener "
+             "(security.protocol)",
              api_key);
     return refuse(r, c, reason);
 }

@@ -4,7 +4,7 @@
  *
  *   not required  the listener does not authenticate, or the connection belongs to another host of
  *                 the cluster or to a local client: one predictable branch per frame
- *   requested     not done yet: only ApiVersions, SaslHandshake and SaslAuthenticate, in bounded
+ *   pending       not done yet: only ApiVersions, SaslHandshake and SaslAuthenticate, in bounded
  *                 number, size and time; after SaslHandshake 0, raw tokens
  *   done          everything, until the session ends (KIP-368); then only a new exchange
  *
@@ -15,8 +15,8 @@
  *       checked before the response to its predecessor has changed the state.
  *   U3  a control request carries the principal that its connection had when it arrived, even if it
  *       is sent again to the acceptor's successor.
- * Bounds: REQUEST_COUNT_MAX requests, authentication_bytes_max per frame, authentication_ms_max
- * (checked once a second). Concurrency: the reactor's thread.
+ * Bounds: UNAUTHENTICATED_REQUEST_COUNT_MAX requests, authentication_bytes_max per frame,
+ * authentication_ms_max (checked once a second). Concurrency: the reactor's thread.
  */
 #ifndef MQD_AUTHENTICATION_H
 #define MQD_AUTHENTICATION_H
@@ -29,8 +29,8 @@ enum mqd_authentication { MQD_AUTHENTICATION_NOT_REQUIRED, MQD_AUTHENTICATION_PE
 
 /* a connection of a client on a listener with SASL has been opened */
 void mqd_authentication_begin(struct mqd_reactor *r, struct mqd_connection *c);
-/* Called in states other than NOT_REQUIRED; returns whether the caller must handle the frame. If
- * not, it was handled here, or c is closed */
+/* Called in states other than NOT_REQUIRED. Returns whether the caller must handle the frame. If
+ * not, the frame was handled here, or c is closed. */
 bool mqd_authentication_admit(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *frame,
                               uint32_t size_bytes);
 /* called when a control request has been created */

@@ -1,6 +1,6 @@
-/* Commands from the worker's main thread to the reactor, and events in the other direction. This is
- * the only state of the reactor that two threads touch; one mutex guards it and is held for a few
- * stores.
+/* Commands from the worker's main thread to the reactor, and events in the other direction. Their
+ * queues are the only state of the reactor that two threads touch; one mutex guards them and is held
+ * for a few stores.
  *
  * Each command is answered by exactly one MQD_EVENT_DONE with its token, even after the reactor has
  * been stopped: the caller's thread then executes the command.

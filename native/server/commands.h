@@ -45,7 +45,7 @@ struct mqd_command {
     uint8_t topic_id[16];
     char *text;
     /* malloc'd: `number` entries of struct mqd_topic_partition or mqd_broker_address, or slots; or
-     * the tables of a subject, the second one at `offset` */
+     * the rights of a subject: the sizes of three tables, then the tables */
     void *list;
     struct mqd_partition *partition;
     struct mqd_log_options options;

@@ -35,7 +35,7 @@
 #define PROBE_S 5
 #define PROBE_COUNT 6
 #define HANGUP_PROBED 2         /* value of connection->hangup after probe_client */
-#define GONE_MS 2000            /* longer than a short stall of the threads that send responses */
+#define GONE_MS 2000            /* see is_gone; longer than a short stall of the threads that send responses */
 #define WINDOW_DIVISOR 16       /* 1 / WINDOW_DIVISOR of the arena is reserved for receive windows */
 #define TLS_RECORD_BEGIN 0x1603 /* first bytes of a TLS handshake; in a Kafka frame the upper half of the length */
 
@@ -231,8 +231,8 @@ static bool run_begin(struct mqd_reactor *r, struct mqd_connection *c, uint32_t 
     return true;
 }
 
-/* Called when other connections wait for room: moves large frames that have been in the arena for
- * EVICT_MS to the heap, with the bytes received so far. The age of the run decides, because a
+/* Called when other connections wait for room: moves the received bytes of large frames that have
+ * been in the arena for EVICT_MS to the heap. The age of the run decides, because a
  * client that sends single bytes is never idle. If the heap is full too, idle connections are
  * closed and active ones keep their runs. */
 static void evict_runs(struct mqd_reactor *r)

@@ -128,7 +128,7 @@ static bool entry_take(struct mqd_reactor *r, struct mqd_request *request)
     return true;
 }
 
-static void take_turn(struct mqd_reactor *r, struct mqd_connection *c)
+static void queue_for_turn(struct mqd_reactor *r, struct mqd_connection *c)
 {
     if (!mqd_list_empty(&c->control_waiting) && c->control_sent < SENT_COUNT_MAX && !mqd_list_linked(&c->control_turn))
         mqd_list_append(&r->control_turns, &c->control_turn);
@@ -140,7 +140,7 @@ static void uncount_sent(struct mqd_reactor *r, struct mqd_request *request)
     struct mqd_connection *c = request->connection;
     if (c && request->control_counted) {
         c->control_sent--;
-        take_turn(r, c);
+        queue_for_turn(r, c);
     }
     request->control_counted = 0;
 }
@@ -194,7 +194,7 @@ static bool acceptor_accepts(const struct mqd_reactor *r, uint32_t acceptor, con
 {
     return mqd_load_acquire(&slot->state) == MQD_PROCESS_RUNNING &&
            mqd_endpoint_free_count(r->endpoint, acceptor) != 0 &&
-           /* descriptors in the overflow outlive an acceptor */
+           /* what waits in the overflow when the acceptor dies goes to its successor */
            r->overflow_head[acceptor] == r->overflow_tail[acceptor];
 }
 
@@ -279,7 +279,7 @@ void mqd_control_send_queued(struct mqd_reactor *r)
         if (!has_room || !accepts)
             mqd_list_append(&without_room, node);
         else
-            take_turn(r, c);
+            queue_for_turn(r, c);
     }
     mqd_list_move_all(&without_room, &r->control_turns);
     mqd_list_move_all(&r->control_turns, &without_room);
@@ -323,7 +323,7 @@ void mqd_control_on_request(struct mqd_reactor *r, struct mqd_connection *c, con
         entry->key_hash = mqd_reply_key(c, header, frame, size_bytes, &entry->key, &entry->key_bytes);
     }
     mqd_list_append(&c->control_waiting, &request->control_node);
-    take_turn(r, c);
+    queue_for_turn(r, c);
     mqd_control_send_queued(r);
 }
 
@@ -471,7 +471,7 @@ void mqd_control_on_acceptor_died(struct mqd_reactor *r)
         struct mqd_node *waiting = &request->connection->control_waiting;
         mqd_list_remove(&request->control_node);
         mqd_list_append(waiting->next, &request->control_node);
-        take_turn(r, request->connection);
+        queue_for_turn(r, request->connection);
     }
     mqd_control_send_queued(r);
     mqd_check_on_acceptor_died(r);

@@ -89,10 +89,10 @@ void mqd_dispatch_frame(struct mqd_reactor *r, struct mqd_connection *c, uint8_t
                         int64_t arena_offset)
 {
     struct mqd_request_header header;
-    bool known;
+    bool is_known_api;
     if (c->authentication && !mqd_authentication_admit(r, c, frame, size_bytes))
         return;
-    if (mqd_request_header_parse(frame, size_bytes, &header, &known) < 0) {
+    if (mqd_request_header_parse(frame, size_bytes, &header, &is_known_api) < 0) {
         mqd_connection_fail(r, c, mqd_error_message());
         return;
     }

@@ -44,8 +44,8 @@ static bool overflow_push(struct mqd_reactor *r, uint32_t to, const struct mqd_d
 }
 
 /* A RELEASE does not wake the acceptor: a wake-up would cost it more than most of its requests do.
- * It reclaims the memory when it next runs; while it waits for memory, it checks the ring every few
- * milliseconds. */
+ * The acceptor reclaims the memory when it next runs; while it waits for memory, it checks the ring
+ * every few milliseconds. */
 static int put_in_ring(struct mqd_reactor *r, uint32_t to, const struct mqd_descriptor *descriptor)
 {
     bool can_wait = descriptor->kind == MQD_LINK_RELEASE && to == mqd_control_worker_count(r->options.control);
@@ -59,7 +59,7 @@ void mqd_forward_send(struct mqd_reactor *r, uint32_t to, const struct mqd_descr
         return;
     mqd_stat(r, MQD_COUNT_LINK_STALLS, 1);
     if (!overflow_push(r, to, descriptor)) {
-        fprintf(stderr, "mqd-worker-%u: out of memory with %u descriptors for endpoint %u\n", r->options.self,
+        fprintf(stderr, "mqd-worker-%u: out of memory with %u descriptors queued for endpoint %u\n", r->options.self,
                 r->overflow_tail[to] - r->overflow_head[to], to);
         abort(); /* a lost descriptor would lose an acknowledgement or leak an extent */
     }

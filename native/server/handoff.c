@@ -145,7 +145,7 @@ static void copy_addresses(struct mqd_connection *c, const struct handoff *hando
         memcpy(&c->peer_ipv4, handoff->peer_ip + sizeof ipv4_mapped, 4);
 }
 
-/* Counts the connection in the key's tally. Returns false if the tally exceeds `count_max` now. */
+/* Counts the connection in the key's tally. Returns false if the tally now exceeds `count_max`. */
 static bool count_in_tally(struct mqd_reactor *r, int32_t *tally, const void *key, uint32_t key_bytes,
                            uint32_t count_max)
 {
@@ -243,20 +243,20 @@ void mqd_handoff_accept(struct mqd_reactor *r)
             memcpy(&fd, CMSG_DATA(header), sizeof fd);
         if (n == 0 && fd < 0)
             return; /* the keeper has ended; its pidfd notifies the main thread */
-        bool complete = n >= (ssize_t)sizeof handoff.tcp && !(message.msg_flags & MSG_TRUNC);
-        bool local = complete && handoff.tcp.flags & MQD_HANDOFF_LOCAL;
-        if (fd >= 0 && (!complete || handoff.tcp.magic != HANDOFF_MAGIC || (n != sizeof handoff.tcp && !local))) {
+        bool is_complete = n >= (ssize_t)sizeof handoff.tcp && !(message.msg_flags & MSG_TRUNC);
+        bool is_local = is_complete && handoff.tcp.flags & MQD_HANDOFF_LOCAL;
+        if (fd >= 0 && (!is_complete || handoff.tcp.magic != HANDOFF_MAGIC || (n != sizeof handoff.tcp && !is_local))) {
             close(fd);
             mqd_log(r, 3, 0, UINT32_MAX,
                     "hand-off message of %zd bytes is from another version; restart acceptor and workers together", n);
-        } else if (fd >= 0 && local) {
+        } else if (fd >= 0 && is_local) {
             mqd_local_adopt(r, fd, &handoff.local, handoff.bytes + sizeof handoff.local,
                             (uint16_t)((size_t)n - sizeof handoff.local));
         } else if (fd >= 0) {
             adopt(r, fd, &handoff.tcp);
         } else if (message.msg_flags & MSG_CTRUNC) {
             mqd_stat(r, MQD_COUNT_CONNECTIONS_REFUSED, 1);
-            mqd_log(r, 4, 0, UINT32_MAX, "connection refused: this process has no descriptor left for it (ulimit -n)");
+            mqd_log(r, 4, 0, UINT32_MAX, "connection refused: this process has no file descriptor left (ulimit -n)");
         }
     }
 }

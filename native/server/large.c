@@ -1,7 +1,7 @@
 /* Large requests: those larger than half of the receive arena; their batches may be as large as
- * socket.request.max.bytes. They use a separate part at the end of the worker's mapping, so their
- * bytes also have offsets that are valid in every process, and they take no room from the requests
- * of other connections.
+ * socket.request.max.bytes. They use a separate part at the end of the worker's mapping: their
+ * bytes still have offsets that are valid in every process, but take no room from the requests of
+ * other connections.
  *
  *   first bytes on the heap -> waits for its reservation, and the connection is not read ->
  *   received into its run of extents -> handled

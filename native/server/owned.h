@@ -38,11 +38,11 @@ struct mqd_owned {
      * (server/replication/leading.c) */
     uint8_t replicated;
     uint8_t retiring;      /* enum mqd_retiring; when set, the next four fields are valid (server/redirect.h) */
-    int32_t retired_epoch; /* leader epoch of the retirement step */
+    int32_t retired_epoch; /* the leader epoch in the metadata that set `retiring` */
     /* slot of the partition that takes its records; MQD_SLOT_NONE: that partition is not on this
      * host */
     uint32_t redirect_slot, redirect_index;
-    int64_t sealed_end;       /* what was appended before the partition was sealed ends at or below this */
+    int64_t sealed_end;       /* records appended before the partition was sealed have offsets below this */
     int64_t used_reported_ms; /* when MQD_EVENT_RETIRED_USED was last sent */
     uint64_t close_token;
     struct mqd_node followers_waiting;      /* mqd_fetch_entry.waiter of followers' fetches */

@@ -237,7 +237,7 @@ static void on_write_failed(struct mqd_reactor *r, struct mqd_owned *owned, int 
 }
 
 /* A roll that fails and fences the partition may have created the new segment already, so readers
- * list the segments again. Called in a part of the turn. */
+ * list the segments again. Called between mqd_turn_part_begin and mqd_turn_part_end. */
 static int roll_in_part(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     int64_t began_ns = mqd_turn_now_ns();

@@ -32,8 +32,8 @@
 
 struct mqd_view_cache;
 struct mqd_view_cache_stats {
-    uint64_t pieces, bytes;               /* in the cache */
-    uint64_t hits, added, stale, evicted; /* pieces */
+    uint64_t pieces, bytes;               /* in the cache now */
+    uint64_t hits, added, stale, evicted; /* numbers of pieces, since the cache was created */
 };
 struct mqd_view_cache *mqd_view_cache_create(uint64_t bytes_max, uint32_t piece_bytes); /* NULL: out of memory */
 void mqd_view_cache_destroy(struct mqd_view_cache *cache);

@@ -93,8 +93,6 @@ static void refuse_all(struct mqd_reactor *r, struct mqd_node *parked, int16_t e
 
 /* ---- the topic of an append ---- */
 
-/* Looks the topic up again; returns NULL if the topic or the partition is gone. */
-
 struct mqd_topic *mqd_check_topic(struct mqd_reactor *r, struct mqd_request *request, struct mqd_topic_walk *walk,
                                   const struct mqd_append *append)
 {
@@ -278,13 +276,13 @@ static void submit_transaction(struct mqd_reactor *r, struct mqd_request *reques
     uint32_t count;
     mqd_list_init(&parked);
     uint64_t batch_bytes = take_awaiting(request, &parked, &count);
-    bool copy = batch_bytes <= MQD_CHECK_COPY_BYTES_MAX;
+    bool must_copy = batch_bytes <= MQD_CHECK_COPY_BYTES_MAX;
     uint32_t id_bytes = (uint32_t)request->produce_fields.transactional_id.size_bytes;
     uint64_t payload_bytes =
         sizeof(struct mqd_check_transaction) + (uint64_t)count * sizeof(struct mqd_check_partition) + id_bytes;
     bool large = request->arena_offset >= 0 && mqd_frame_is_large(r, (uint64_t)request->arena_offset);
     struct mqd_check *check =
-        mqd_check_take(r, payload_bytes + (copy ? batch_bytes : 0), copy || large ? 0 : batch_bytes);
+        mqd_check_take(r, payload_bytes + (must_copy ? batch_bytes : 0), must_copy || large ? 0 : batch_bytes);
     if (!check) {
         refuse_all(r, &parked, MQD_KAFKA_NOT_ENOUGH_REPLICAS, mqd_check_too_many_reason);
         return;
@@ -316,7 +314,7 @@ static void submit_transaction(struct mqd_reactor *r, struct mqd_request *reques
             memcpy(partition.topic_id, topic->topic_id, sizeof partition.topic_id);
         memcpy(at, &partition, sizeof partition);
         at += sizeof partition;
-        if (copy) {
+        if (must_copy) {
             mqd_check_move(r, append, batch_at);
             batch_at += append->size_bytes;
         }

@@ -11,7 +11,7 @@
 
 /* Takes an entry of the table; NULL: a bound is reached. If control_bytes is not 0, the payload is
  * at `offset` in the control arena; otherwise the caller sets `offset` to where its batch is.
- * frame_bytes: size of the batches that stay in the receive arena meanwhile. */
+ * frame_bytes: size of the batches that stay in the receive arena until the check ends. */
 struct mqd_check *mqd_check_take(struct mqd_reactor *r, uint64_t control_bytes, uint64_t frame_bytes);
 struct mqd_check *mqd_check_by_token(struct mqd_reactor *r, uint64_t token); /* NULL: the check has ended */
 uint64_t mqd_check_token(const struct mqd_reactor *r, const struct mqd_check *check);
@@ -20,15 +20,15 @@ uint64_t mqd_check_token(const struct mqd_reactor *r, const struct mqd_check *ch
 void mqd_check_arm(struct mqd_reactor *r, struct mqd_check *check, struct mqd_request *request);
 /* sends the check now or when there is room, but not after the request's deadline */
 void mqd_check_submit(struct mqd_reactor *r, struct mqd_check *check, struct mqd_request *request);
-/* memory for the batch that the acceptor has compressed; kept until its append takes it or the
- * check ends. False: out of memory */
-bool mqd_check_take_buffer(struct mqd_reactor *r, struct mqd_check *check, uint32_t size_bytes);
+/* Allocates memory for the batch that the acceptor has compressed. The check owns it until the
+ * batch's append takes it over or the check ends. False: out of memory. */
+bool mqd_check_allocate_buffer(struct mqd_reactor *r, struct mqd_check *check, uint32_t size_bytes);
 void mqd_check_end(struct mqd_reactor *r, struct mqd_check *check);
 
 uint8_t *mqd_append_payload(const struct mqd_reactor *r, const struct mqd_append *append);
 /* Adds the append to those that wait for the check's response. */
 void mqd_check_park(struct mqd_reactor *r, struct mqd_check *check, struct mqd_append *append);
-/* Moves the batch to `at` in the control arena, from where it is sent on. */
+/* Moves the batch to `at` in the control arena; it is later sent from there. */
 void mqd_check_move(struct mqd_reactor *r, struct mqd_append *append, uint64_t at);
 /* Copies the id, because the frame may be released before the transaction's check is sent. Returns
  * false if out of memory. */

@@ -1,7 +1,7 @@
 /* Checks of records: a batch whose records cannot be parsed would stop every consumer at its
  * offset, and a compacted topic needs a key in every record.
  *
- *   uncompressed   walked here, while the bytes are in the cache
+ *   uncompressed   walked here, while the bytes are in the CPU cache
  *   compressed     decompressed here if it is small both compressed and decompressed; otherwise on
  *                  a thread of the worker's pool, while the append is parked. If the codec's
  *                  library is missing, the acceptor decompresses the batch
@@ -91,7 +91,7 @@ static void refuse_malformed(struct mqd_reactor *r, struct mqd_append *append, i
     mqd_append_done(r, append, MQD_KAFKA_INVALID_RECORD);
 }
 
-static void refuse_damaged(struct mqd_reactor *r, struct mqd_append *append, const struct check_result *result)
+static void refuse_codec_error(struct mqd_reactor *r, struct mqd_append *append, const struct check_result *result)
 {
     if (result->error == MQD_CODEC_NO_MEMORY) {
         append->message = "out of memory to check the batch's records; the client may retry";
@@ -117,7 +117,7 @@ static bool pass_or_refuse(struct mqd_reactor *r, struct mqd_append *append, boo
         return true;
     mqd_stat(r, MQD_COUNT_BATCHES_REFUSED, 1);
     if (result->error)
-        refuse_damaged(r, append, result);
+        refuse_codec_error(r, append, result);
     else if (count < 0)
         refuse_malformed(r, append, -1 - count, result->reason);
     else
@@ -173,18 +173,18 @@ static bool can_decompress(struct mqd_reactor *r, uint8_t codec)
 static struct mqd_check *park(struct mqd_reactor *r, struct mqd_append *append, uint16_t kind, uint8_t compression)
 {
     const struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, append->slot);
-    bool copy = append->size_bytes <= MQD_CHECK_COPY_BYTES_MAX,
-         counts_frame = !copy && !mqd_frame_is_large(r, append->offset);
+    bool must_copy = append->size_bytes <= MQD_CHECK_COPY_BYTES_MAX,
+         counts_frame = !must_copy && !mqd_frame_is_large(r, append->offset);
     struct mqd_check *check =
         mqd_check_keep_transactional_id(r, append->request)
-            ? mqd_check_take(r, copy ? append->size_bytes : 0, counts_frame ? append->size_bytes : 0)
+            ? mqd_check_take(r, must_copy ? append->size_bytes : 0, counts_frame ? append->size_bytes : 0)
             : NULL;
     if (!check) {
         append->message = mqd_check_too_many_reason;
         mqd_append_done(r, append, MQD_KAFKA_NOT_ENOUGH_REPLICAS);
         return NULL;
     }
-    if (copy)
+    if (must_copy)
         mqd_check_move(r, append, check->offset);
     else
         mqd_frame_hold(r, append->offset);
@@ -282,12 +282,13 @@ void mqd_check_on_job(struct mqd_reactor *r, uint64_t token)
 
 /* ---- responses of the acceptor ---- */
 
-/* Takes a piece of the batch that the acceptor has compressed; the first carries `total_bytes`. */
+/* Takes a piece of the batch that the acceptor has compressed. `total_bytes`: the batch's size; only
+ * the first piece has it. */
 static bool take_piece(struct mqd_reactor *r, struct mqd_check *check, const uint8_t *payload, uint32_t size_bytes,
                        int64_t total_bytes)
 {
     if (check->buffer_bytes == 0 && (total_bytes <= MQD_BATCH_HEADER_BYTES || total_bytes > INT32_MAX ||
-                                     !mqd_check_take_buffer(r, check, (uint32_t)total_bytes)))
+                                     !mqd_check_allocate_buffer(r, check, (uint32_t)total_bytes)))
         return false;
     if (!payload || size_bytes > check->buffer_bytes - check->buffer_filled)
         return false;
@@ -297,7 +298,7 @@ static bool take_piece(struct mqd_reactor *r, struct mqd_check *check, const uin
 }
 
 /* Replaces the append's bytes with those in the check's buffer, which the append then owns. */
-static void take_buffer(struct mqd_reactor *r, struct mqd_check *check, struct mqd_append *append)
+static void take_over_buffer(struct mqd_reactor *r, struct mqd_check *check, struct mqd_append *append)
 {
     mqd_append_unpin(r, append);
     append->offset = check->buffer;
@@ -314,7 +315,7 @@ static void on_compressed(struct mqd_reactor *r, struct mqd_check *check, struct
         mqd_append_done(r, append, MQD_KAFKA_NOT_ENOUGH_REPLICAS);
         return;
     }
-    take_buffer(r, check, append);
+    take_over_buffer(r, check, append);
     mqd_check_resume(r, append, &walk);
 }
 
@@ -336,7 +337,7 @@ static void on_records(struct mqd_reactor *r, struct mqd_append *append, int32_t
                size_bytes == sizeof head + head.index_count * sizeof *unkeyed + head.message_bytes;
     if (!complete) {
         append->message = error == MQD_KAFKA_MESSAGE_TOO_LARGE
-                              ? "with the topic's compression.type the batch is larger than max.message.bytes"
+                              ? "the batch, converted to the topic's compression.type, is larger than max.message.bytes"
                               : "the batch's records could not be checked";
         mqd_append_done(r, append, (int16_t)error);
     } else if (head.index_count && !head.message_bytes) {

@@ -63,7 +63,7 @@ struct mqd_check *mqd_check_take(struct mqd_reactor *r, uint64_t control_bytes, 
     return check;
 }
 
-bool mqd_check_take_buffer(struct mqd_reactor *r, struct mqd_check *check, uint32_t size_bytes)
+bool mqd_check_allocate_buffer(struct mqd_reactor *r, struct mqd_check *check, uint32_t size_bytes)
 {
     int64_t offset = -1;
     uint64_t base = 0;

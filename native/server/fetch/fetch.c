@@ -22,11 +22,11 @@
 #define DEBUGGING_REPLICA_ID (-2)
 
 #define CLUSTER_AUTHORIZATION_FAILED 31
-/* so many of the 256 parallel file operations may be cold reads; beyond that, only the first cold
- * read of each request is started */
+/* at most this many of the 256 parallel file operations may be cold reads; beyond that, only the
+ * first cold read of each request is started */
 #define COLD_READ_COUNT_MAX 128
-/* a parked follower receives a new high watermark after this delay, unless records carry it earlier
- * (for KIP-392 reads) */
+/* a parked follower receives a new high watermark after this delay, or earlier together with new
+ * records; consumers that read from followers need it (KIP-392) */
 #define HW_PUSH_MS 10
 #define LEADER_ONLY_VERSION_MAX 10 /* in later versions clients may read from followers (KIP-392) */
 
@@ -92,7 +92,7 @@ static int fetch_accept(struct mqd_reactor *r, struct mqd_request *request, stru
     request->lists_all = full;
     set->by_id = fetch->version >= 13;
     set->leader_only = fetch->version <= LEADER_ONLY_VERSION_MAX;
-    set->local = request->connection->local != NULL;
+    set->is_local = request->connection->local != NULL;
     set->replica_id = fetch->replica_id;
     set->replica_epoch = fetch->replica_epoch;
     set->rack_hash = request->connection->local ? 0 : mqd_nearest_rack_hash(r, fetch);
@@ -183,11 +183,11 @@ int16_t mqd_fetch_entry_check_and_record(struct mqd_reactor *r, struct mqd_fetch
     *slot_index = topic->slots[entry->partition_index];
     if (topic->view && entry->set->replica_id >= 0)
         return MQD_KAFKA_UNKNOWN_TOPIC_ID; /* a view has no log to replicate */
-    if (topic->view && entry->set->local)
+    if (topic->view && entry->set->is_local)
         /* a local client would read the base topic's files; after this error it fetches over TCP */
         return MQD_KAFKA_REPLICA_NOT_AVAILABLE;
     bool led_elsewhere =
-        entry->set->local && mqd_topics_led_elsewhere(&r->topics, &topic->partitions[entry->partition_index]);
+        entry->set->is_local && mqd_topics_led_elsewhere(&r->topics, &topic->partitions[entry->partition_index]);
     if (*slot_index == MQD_SLOT_NONE)
         return led_elsewhere ? MQD_KAFKA_REPLICA_NOT_AVAILABLE : MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
     if (entry->set->replica_id >= 0)
@@ -263,7 +263,7 @@ static int64_t entry_available(struct mqd_reactor *r, const struct mqd_request *
     struct mqd_positions positions = *published;
     int64_t end_offset = mqd_fetch_readable_end(request, published);
     uint64_t generation = mqd_load_acquire(&mqd_control_partition(r->options.control, slot)->segments_generation);
-    const struct mqd_fetch_count *counted = &entry->counted;
+    const struct mqd_counted_bytes *counted = &entry->counted;
     int64_t offset = mqd_fetch_position(entry);
     if (counted->bytes && counted->offset == offset && counted->end_offset == end_offset &&
         counted->generation == generation && counted->slot == slot)
@@ -280,11 +280,11 @@ static int64_t entry_available(struct mqd_reactor *r, const struct mqd_request *
         if (mqd_reader_find(r->reader, slot, &positions, generation, offset, 0, false, &entry->cursor, &none) == 0)
             bytes = mqd_reader_available_bytes(r->reader, slot, &positions, offset, &entry->cursor);
     }
-    entry->counted = (struct mqd_fetch_count){.offset = offset,
-                                              .end_offset = end_offset,
-                                              .generation = generation,
-                                              .bytes = bytes == UINT64_MAX ? 0 : bytes,
-                                              .slot = slot};
+    entry->counted = (struct mqd_counted_bytes){.offset = offset,
+                                                .end_offset = end_offset,
+                                                .generation = generation,
+                                                .bytes = bytes == UINT64_MAX ? 0 : bytes,
+                                                .slot = slot};
     return bytes > (uint64_t)entry->bytes_max ? entry->bytes_max : (int64_t)bytes;
 }
 
@@ -324,8 +324,8 @@ static int64_t entry_survey(struct mqd_reactor *r, const struct mqd_request *req
     return bytes_min; /* records arrive faster than they are counted */
 }
 
-/* Like entry_survey, for a follower, which waits for any record. After changes without records the
- * entry stays ready for a limited time. */
+/* Like entry_survey, for a follower, which waits for any record. If only its watermarks have
+ * changed, the entry stays ready, and the request waits at most HW_PUSH_MS longer. */
 static int64_t follower_survey(struct mqd_reactor *r, const struct mqd_request *request, struct mqd_fetch_entry *entry)
 {
     struct mqd_positions positions;
@@ -373,7 +373,7 @@ static bool include(struct mqd_fetch_set *set, struct mqd_fetch_entry *entry)
 }
 
 static void collect_entry(struct mqd_reactor *r, struct mqd_request *request, struct mqd_fetch_entry *entry,
-                          int64_t *budget, bool *first)
+                          int64_t *budget, bool *no_range_yet)
 {
     struct mqd_positions positions;
     uint32_t slot = UINT32_MAX;
@@ -391,8 +391,8 @@ static void collect_entry(struct mqd_reactor *r, struct mqd_request *request, st
                     mqd_fetch_position(entry) < mqd_fetch_readable_end(request, &positions);
     if (has_data && request->positions_only && request->isolation_level)
         mqd_fetch_find_aborted(r, request, entry, slot, &positions);
-    else if (has_data && !request->positions_only && (*budget > 0 || *first))
-        mqd_fetch_find_range(r, request, entry, slot, &positions, budget, first);
+    else if (has_data && !request->positions_only && (*budget > 0 || *no_range_yet))
+        mqd_fetch_find_range(r, request, entry, slot, &positions, budget, no_range_yet);
     if (__builtin_expect(entry->skipped > 0, 0) && !entry->outcome.error && !entry->range.size_bytes)
         mqd_view_add_empty(request, entry);
     bool no_positions = entry->outcome.error && entry->outcome.error != MQD_KAFKA_OFFSET_OUT_OF_RANGE;
@@ -426,11 +426,11 @@ static void collect(struct mqd_reactor *r, struct mqd_request *request)
 {
     struct mqd_fetch_set *set = request->set;
     int64_t budget = request->bytes_max;
-    bool first = true;
+    bool no_range_yet = true;
     set->included_count = 0;
     if (request->lists_all) {
         for (uint32_t i = 0; i < set->entry_count; i++)
-            collect_entry(r, request, set->entries[i], &budget, &first);
+            collect_entry(r, request, set->entries[i], &budget, &no_range_yet);
         return;
     }
     struct mqd_node remaining;
@@ -441,8 +441,8 @@ static void collect(struct mqd_reactor *r, struct mqd_request *request)
     while ((node = mqd_list_pop(&remaining))) {
         struct mqd_fetch_entry *entry = MQD_CONTAINER(node, struct mqd_fetch_entry, ready);
         mqd_list_append(&set->ready, &entry->ready);
-        collect_entry(r, request, entry, &budget, &first);
-        if (budget <= 0 && !first)
+        collect_entry(r, request, entry, &budget, &no_range_yet);
+        if (budget <= 0 && !no_range_yet)
             break;
     }
     struct mqd_node examined;

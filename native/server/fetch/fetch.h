@@ -16,7 +16,7 @@ struct mqd_reactor;
 
 /* The number of bytes from `offset` to `end_offset`, valid while the segments are unchanged.
  * Without it, a fetch that waits for min_bytes would count all bytes again on each append. */
-struct mqd_fetch_count {
+struct mqd_counted_bytes {
     int64_t offset, end_offset;
     uint64_t generation, bytes; /* bytes == 0: not counted */
     uint32_t slot;
@@ -42,7 +42,7 @@ struct mqd_fetch_entry {
     int32_t last_fetched_epoch;
     int64_t high_watermark; /* for a follower: the leader's high watermark to report */
     struct mqd_cursor cursor;
-    struct mqd_fetch_count counted;
+    struct mqd_counted_bytes counted;
     int64_t sent_high_watermark, sent_log_start, sent_last_stable;
     int16_t sent_error;
     uint8_t sent_once, forgotten;
@@ -83,7 +83,7 @@ struct mqd_fetch_set {
     /* of a follower: there are no records to send, but there is a high watermark or log start that
      * it does not know yet */
     bool watermarks_changed;
-    bool local;         /* of a local client, which may use another replica when the one here lacks the data */
+    bool is_local;      /* of a local client, which may use another replica when the one here lacks the data */
     bool leader_only;   /* of a client that cannot read from followers */
     int32_t replica_id; /* of a follower on another host; -1 = of a client */
     int64_t replica_epoch;
@@ -145,10 +145,10 @@ static inline int64_t mqd_fetch_readable_end(const struct mqd_request *request, 
     return request->isolation_level ? positions->last_stable_offset : positions->high_watermark;
 }
 /* Fills in the entry's range, outcome.error and *positions, and deducts what it found from the
- * budget. *first: no range has been found for this response yet, so one batch may exceed the
+ * budget. *no_range_yet: no range has been found for this response yet, so one batch may exceed the
  * budget. */
 void mqd_fetch_find_range(struct mqd_reactor *r, struct mqd_request *request, struct mqd_fetch_entry *entry,
-                          uint32_t slot, struct mqd_positions *positions, int64_t *budget, bool *first);
+                          uint32_t slot, struct mqd_positions *positions, int64_t *budget, bool *no_range_yet);
 void mqd_fetch_find_aborted(struct mqd_reactor *r, struct mqd_request *request, struct mqd_fetch_entry *entry,
                             uint32_t slot, struct mqd_positions *positions);
 /* Without a session: keeps the entry's cursor for the next fetch at this position. */

@@ -1,7 +1,7 @@
 /* ListOffsets for earliest (-2) and latest (-1): both are in the partition table. Spark requests
- * them twice per poll. Everything else (by time, max timestamp) requires reading files and goes to
- * the acceptor, with the whole request. The latest offset waits for the flush of earlier appends
- * (server/lookup.c). */
+ * them twice per poll. Everything else (by time, max timestamp) requires reading files: a request
+ * that includes it goes to the acceptor as a whole. The latest offset waits for the flush of earlier
+ * appends (server/lookup.c). */
 #include <string.h>
 
 #include "server/reactor.h"

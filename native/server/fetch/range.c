@@ -112,7 +112,7 @@ static int16_t find_once(struct mqd_reactor *r, struct mqd_request *request, str
 }
 
 void mqd_fetch_find_range(struct mqd_reactor *r, struct mqd_request *request, struct mqd_fetch_entry *entry,
-                          uint32_t slot, struct mqd_positions *positions, int64_t *budget, bool *first)
+                          uint32_t slot, struct mqd_positions *positions, int64_t *budget, bool *no_range_yet)
 {
     mqd_fetch_ensure_path(r, entry->topic, entry->partition_index, slot);
     recall_cursor(r, entry);
@@ -128,7 +128,7 @@ void mqd_fetch_find_range(struct mqd_reactor *r, struct mqd_request *request, st
          * published a new log start. In the other order, an old log start could be combined with
          * the new list of files, and a deleted segment would look like a missing one. */
         mqd_leading_positions(r, entry->set, slot, positions);
-        error = find_once(r, request, entry, slot, positions, generation, size_max, *first || is_view);
+        error = find_once(r, request, entry, slot, positions, generation, size_max, *no_range_yet || is_view);
     }
     entry->outcome.error = error == -1 ? MQD_KAFKA_NOT_LEADER_OR_FOLLOWER : error;
     if (entry->outcome.error) {
@@ -137,7 +137,7 @@ void mqd_fetch_find_range(struct mqd_reactor *r, struct mqd_request *request, st
         return;
     }
     if (entry->range.size_bytes) {
-        *first = false;
+        *no_range_yet = false;
         if (is_view) { /* the number of bytes to send is known only after filtering */
             int64_t size_bytes = entry->range.size_bytes;
             *budget -= size_bytes < entry->bytes_max ? size_bytes : entry->bytes_max;

@@ -71,13 +71,13 @@ static bool same_topic(const struct mqd_fetch_entry *a, const struct mqd_fetch_e
            memcmp(a->key.name.bytes, b->key.name.bytes, (size_t)a->key.name.size_bytes) == 0;
 }
 
-/* Returns how many entries from index `from` on belong to the same topic. */
-static uint32_t count_of_topic(const struct mqd_fetch_set *set, uint32_t from)
+/* Returns how many consecutive entries, starting at index `first`, belong to the same topic. */
+static uint32_t count_of_topic(const struct mqd_fetch_set *set, uint32_t first)
 {
-    uint32_t end = from + 1;
-    while (end < set->included_count && same_topic(set->included[from], set->included[end]))
+    uint32_t end = first + 1;
+    while (end < set->included_count && same_topic(set->included[first], set->included[end]))
         end++;
-    return end - from;
+    return end - first;
 }
 
 static void charge_quota(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_fetch_set *set)

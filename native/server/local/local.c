@@ -353,7 +353,7 @@ void mqd_local_adopt(struct mqd_reactor *r, int fd, const struct mqd_local_hando
 
 /* ---- ending ---- */
 
-void mqd_local_release(struct mqd_reactor *r, uint64_t size_bytes)
+void mqd_local_return_bytes(struct mqd_reactor *r, uint64_t size_bytes)
 {
     r->local_bytes -= size_bytes;
     update_gauges(r);

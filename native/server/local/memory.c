@@ -1,5 +1,5 @@
 /* Counts the memory of attachments until it is freed. A client, or a process that received the
- * memfd from it, can keep the memfd open or mapped, and thus its pages allocated, for any time
+ * memfd from it, can keep the memfd open or mapped, and thus its pages allocated, long
  * after the attachment has ended. Until the memory is released it counts toward local_bytes;
  * otherwise a client that attaches repeatedly could use any amount. The kernel reports through
  * inotify when the last reference to a memfd is released; local_free releases the worker's own
@@ -75,7 +75,7 @@ static void on_memory_freed(struct mqd_reactor *r, int watch)
             continue;
         uint64_t size_bytes = r->local_memories[i].size_bytes;
         r->local_memories[i] = r->local_memories[--r->local_memory_count];
-        mqd_local_release(r, size_bytes);
+        mqd_local_return_bytes(r, size_bytes);
         return;
     }
 }

@@ -92,11 +92,11 @@ void mqd_local_publish(struct mqd_local *local)
 /* ---- taking requests ---- */
 
 /* Returns the arena offset to which a request of size_bytes is copied, or -1 if the connection is
- * stalled until there is room. *run: whether the request has a run of its own. */
-static int64_t find_room(struct mqd_reactor *r, struct mqd_connection *c, uint32_t size_bytes, bool *run)
+ * stalled until there is room. *has_run: whether the request has a run of its own. */
+static int64_t find_room(struct mqd_reactor *r, struct mqd_connection *c, uint32_t size_bytes, bool *has_run)
 {
     uint32_t at = (r->window_used + FRAME_ALIGN - 1) & ~(FRAME_ALIGN - 1);
-    *run = size_bytes > MQD_EXTENT_BYTES;
+    *has_run = size_bytes > MQD_EXTENT_BYTES;
     if (size_bytes > r->run_bytes_max) {
         if (!mqd_large_begin(r, c, size_bytes) || !mqd_large_touch(r, c, 0, size_bytes))
             return -1;
@@ -108,7 +108,7 @@ static int64_t find_room(struct mqd_reactor *r, struct mqd_connection *c, uint32
         mqd_frame_release(r, (uint64_t)c->run_offset);
         c->run_offset = -1;
     }
-    if (*run)
+    if (*has_run)
         return mqd_connection_allocate_run(r, c, size_bytes);
     if (!mqd_connection_ensure_window(r, c,
                                       (at - r->window_used) + size_bytes > MQD_EXTENT_BYTES
@@ -138,22 +138,22 @@ static int64_t take_request(struct mqd_reactor *r, struct mqd_connection *c)
         mqd_connection_fail(r, c, reason);
         return -1;
     }
-    bool run;
-    int64_t at = find_room(r, c, size_bytes, &run);
+    bool has_run;
+    int64_t at = find_room(r, c, size_bytes, &has_run);
     if (at < 0)
         return c->fd >= 0 ? 0 : -1;
     uint8_t *frame = r->options.arenas[r->options.self] + at;
     memcpy(frame, local->data + offset, size_bytes);
     if (!mqd_throttle_admit(r, c, frame, size_bytes)) {
-        if (run)
+        if (has_run)
             mqd_frame_release(r, (uint64_t)at);
         return 0; /* the request stays submitted */
     }
-    if (!run)
+    if (!has_run)
         r->window_used = (uint32_t)(at - r->window_offset) + size_bytes;
     local->submission_head++;
     mqd_connection_on_frame(r, c, frame, size_bytes, at); /* may close the connection */
-    if (run)
+    if (has_run)
         mqd_frame_release(r, (uint64_t)at);
     mqd_stat(r, MQD_COUNT_LOCAL_REQUESTS, 1);
     mqd_stat(r, MQD_COUNT_BYTES_IN, size_bytes);
@@ -242,11 +242,11 @@ int64_t mqd_local_send(struct mqd_reactor *r, struct mqd_connection *c, const ui
         if (room <= 0)
             return room < 0 ? -1 : (int64_t)sent;
         set_needs_room(local, false);
-        uint64_t left = size_bytes - sent, count = left < (uint64_t)room ? left : (uint64_t)room;
+        uint64_t remaining = size_bytes - sent, count = remaining < (uint64_t)room ? remaining : (uint64_t)room;
         uint64_t at = local->reply_tail & (local->reply_bytes - 1),
-                 first = local->reply_bytes - at < count ? local->reply_bytes - at : count;
-        memcpy(local->replies + at, bytes + sent, first);
-        memcpy(local->replies, bytes + sent + first, count - first);
+                 first_part = local->reply_bytes - at < count ? local->reply_bytes - at : count;
+        memcpy(local->replies + at, bytes + sent, first_part);
+        memcpy(local->replies, bytes + sent + first_part, count - first_part);
         local->reply_tail += count;
         sent += count;
         if (sent == size_bytes)

@@ -165,7 +165,9 @@ class Replica:
         return lib.mqd_replica_check_latest(self.native)
 
     def fetch(self, fetch: Fetch, epochs: Epochs, now_ms: int) -> Answer:
-        lib.mqd_replica_on_fetch(self.native, self._native_fetch(fetch), epochs.native, epochs.count, now_ms, self._answer)
+        lib.mqd_replica_on_fetch(
+            self.native, self._native_fetch(fetch), epochs.native, epochs.count, now_ms, self._answer
+        )
         response = self._answer
         return Answer(
             response.error,
