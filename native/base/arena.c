@@ -102,7 +102,7 @@ void mqd_arena_close(struct mqd_arena *arena)
 /* Returns the first extent of the highest run of `length` free extents, or NO_EXTENT. */
 static uint32_t find_free_run(const struct mqd_arena *arena, uint32_t length)
 {
-    uint32_t free_count = 0; /* consecutive free extents from `index` on */
+    uint32_t free_count = 0; /* consecutive free extents that begin at `index` */
     for (uint32_t index = arena->extent_count; index-- > 0;) {
         uint64_t word = arena->free_bits[index >> 6];
         if (word == 0) { /* no free extent among these 64 */
@@ -125,7 +125,7 @@ int64_t mqd_arena_allocate(struct mqd_arena *arena, uint64_t size_bytes)
     uint32_t length = needed ? (uint32_t)needed : 1;
     uint32_t first = length == 1 ? arena->free_head : find_free_run(arena, length);
     if (first == NO_EXTENT)
-        return mqd_error_set_static(MQD_E_FULL, "the arena has no free run of that many extents");
+        return mqd_error_set_static(MQD_E_FULL, "the arena has no free run that is long enough");
     for (uint32_t index = first; index < first + length; index++) {
         MQD_ASSERT(arena->extent[index].first == NO_EXTENT && arena->extent[index].references == 0,
                    "A1: extent %u is allocated twice", index);
@@ -170,7 +170,7 @@ int mqd_arena_release(struct mqd_arena *arena, uint64_t offset)
     if (!run)
         return mqd_error_set(MQD_E_INVALID, "nothing is allocated at arena offset %llu", (unsigned long long)offset);
     MQD_ASSERT(run->references > 0 && run->length <= arena->used_count,
-               "A2: arena offset %llu is released with %u references, %u extents of %u used",
+               "A2: arena offset %llu is released: its run has %u references and %u extents; %u extents are in use",
                (unsigned long long)offset, run->references, run->length, arena->used_count);
     if (--run->references)
         return 0;

@@ -3,14 +3,14 @@
  *
  * mqd_crc32c(0, a ++ b) == mqd_crc32c(mqd_crc32c(0, a), b).
  *
- * On x86-64 the crc32 instruction takes three cycles and can start every cycle, so one stream uses
- * a third of its throughput. Long input is cut into three equal parts whose checksums are computed
- * in parallel and then combined: shifting a checksum over n bytes is a multiplication by x^(8n)
- * modulo the polynomial. That takes one carry-less multiplication by x^(8n-33), reduced by a crc32
- * step (which multiplies by x^32; the reflected product has one more factor x). The method is Gopal
- * et al., "Fast CRC computation for iSCSI polynomial using CRC32 instruction", Intel 2011. Up to
- * SHORT_BYTES_MAX bytes, combining costs more than it saves. ARM's instructions are the same except
- * for their names.
+ * On x86-64 the crc32 instruction takes three cycles, but one can start every cycle, so one stream
+ * uses a third of its throughput. Long input is cut into three equal parts whose checksums are
+ * computed in parallel and then combined: shifting a checksum over n bytes is a multiplication by
+ * x^(8n) modulo the polynomial. That takes one carry-less multiplication by x^(8n-33), reduced by a
+ * crc32 step (which multiplies by x^32; the reflected product has one more factor x). The method is
+ * Gopal et al., "Fast CRC computation for iSCSI polynomial using CRC32 instruction", Intel 2011. Up
+ * to SHORT_BYTES_MAX bytes, combining costs more than it saves. ARM's instructions are the same
+ * except for their names.
  *
  * Tables and constants are computed when the library is loaded, before any thread can call it;
  * afterwards everything is read-only.
@@ -75,8 +75,8 @@ typedef uint32_t crc_function(uint32_t crc, const uint8_t *bytes, size_t size);
  * little is left for the shorter ones. */
 static const uint32_t part_bytes[] = {1024, 256, 64};
 #define PART_KIND_COUNT (sizeof part_bytes / sizeof part_bytes[0])
-static uint32_t shift_one[PART_KIND_COUNT]; /* x^(8 * part - 33) */
-static uint32_t shift_two[PART_KIND_COUNT]; /* x^(16 * part - 33) */
+static uint32_t one_part_shift[PART_KIND_COUNT];  /* x^(8 * part - 33) */
+static uint32_t two_parts_shift[PART_KIND_COUNT]; /* x^(16 * part - 33) */
 
 /* x^exponent modulo the polynomial, reflected: bit 31 is x^0 */
 static uint32_t power_of_x(uint32_t exponent)
@@ -90,8 +90,8 @@ static uint32_t power_of_x(uint32_t exponent)
 static void fill_shifts(void)
 {
     for (size_t i = 0; i < PART_KIND_COUNT; i++) {
-        shift_one[i] = power_of_x(8 * part_bytes[i] - 33);
-        shift_two[i] = power_of_x(16 * part_bytes[i] - 33);
+        one_part_shift[i] = power_of_x(8 * part_bytes[i] - 33);
+        two_parts_shift[i] = power_of_x(16 * part_bytes[i] - 33);
     }
 }
 
@@ -186,8 +186,9 @@ WITH_CRC static uint32_t crc_one_stream(uint32_t crc, const uint8_t *bytes, size
     return size & 1 ? crc_8(crc, *bytes) : crc;
 }
 
+/* Three parts of `part` bytes each. */
 WITH_CRC_AND_MULTIPLY static inline uint32_t crc_three_parts(uint32_t crc, const uint8_t *bytes, size_t part,
-                                                             uint32_t one, uint32_t two)
+                                                             uint32_t shift_one, uint32_t shift_two)
 {
     crc_state first = crc, second = 0, third = 0;
     for (const uint8_t *end = bytes + part; bytes < end; bytes += 8) {
@@ -195,7 +196,7 @@ WITH_CRC_AND_MULTIPLY static inline uint32_t crc_three_parts(uint32_t crc, const
         second = crc_64(second, load_64(bytes + part));
         third = crc_64(third, load_64(bytes + 2 * part));
     }
-    return (uint32_t)(third ^ crc_64(0, multiply(first, two) ^ multiply(second, one)));
+    return (uint32_t)(third ^ crc_64(0, multiply(first, shift_two) ^ multiply(second, shift_one)));
 }
 
 WITH_CRC_AND_MULTIPLY static uint32_t crc_3way(uint32_t crc, const uint8_t *bytes, size_t size)
@@ -203,7 +204,7 @@ WITH_CRC_AND_MULTIPLY static uint32_t crc_3way(uint32_t crc, const uint8_t *byte
     if (size > SHORT_BYTES_MAX)
         for (size_t i = 0; i < PART_KIND_COUNT; i++)
             for (size_t part = part_bytes[i]; size >= 3 * part; bytes += 3 * part, size -= 3 * part)
-                crc = crc_three_parts(crc, bytes, part, shift_one[i], shift_two[i]);
+                crc = crc_three_parts(crc, bytes, part, one_part_shift[i], two_parts_shift[i]);
     return crc_one_stream(crc, bytes, size);
 }
 
@@ -233,8 +234,8 @@ bool mqd_crc32c_available(enum mqd_crc32c_kind kind)
 }
 #endif
 
-/* slow but correct, in case another constructor calls it before ours has run */
-static crc_function *best = crc_bitwise;
+/* slow but correct, in case another constructor computes a checksum before ours has run */
+static crc_function *best_function = crc_bitwise;
 
 __attribute__((constructor)) static void choose_implementation(void)
 {
@@ -242,12 +243,12 @@ __attribute__((constructor)) static void choose_implementation(void)
     fill_shifts();
     for (int kind = 0; kind < MQD_CRC32C_KIND_COUNT; kind++)
         if (mqd_crc32c_available((enum mqd_crc32c_kind)kind))
-            best = functions[kind];
+            best_function = functions[kind];
 }
 
 uint32_t mqd_crc32c(uint32_t crc, const void *bytes, size_t size_bytes)
 {
-    return ~best(~crc, bytes, size_bytes);
+    return ~best_function(~crc, bytes, size_bytes);
 }
 
 uint32_t mqd_crc32c_using(enum mqd_crc32c_kind kind, uint32_t crc, const void *bytes, size_t size_bytes)

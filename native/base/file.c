@@ -20,12 +20,13 @@
 
 #define WATCHED __builtin_expect(mqd_load_relaxed(&mqd_file_watched), 0)
 
-/* Sets both errno and mqd_error: a caller that checks only one of them still sees the failure. */
-static ssize_t report(ssize_t result, const char *call)
+/* Sets both errno and mqd_error: a caller that checks only one of them still sees the failure.
+ * `subject` is the path, or the name of the operation. */
+static ssize_t report(ssize_t result, const char *subject)
 {
     if (result < 0) {
         int error = errno;
-        mqd_error_system(error, "%s", call);
+        mqd_error_system(error, "%s", subject);
         errno = error;
     }
     return result;
@@ -56,9 +57,12 @@ ssize_t mqd_file_pwrite(int fd, const void *bytes, size_t size_bytes, int64_t of
     return mqd_file_pwritev(fd, &iov, 1, offset);
 }
 
-int mqd_file_sync(int fd, bool directory)
+int mqd_file_sync(int fd, bool is_directory)
 {
-    return (int)report(WATCHED ? mqd_watched_sync(fd, directory) : directory ? fsync(fd) : fdatasync(fd), "flush");
+    return (int)report(WATCHED        ? mqd_watched_sync(fd, is_directory)
+                       : is_directory ? fsync(fd)
+                                      : fdatasync(fd),
+                       "flush");
 }
 
 int mqd_file_syncfs(int fd, const char *root)
@@ -77,7 +81,7 @@ void mqd_file_sync_begin(int fd)
         mqd_watched_sync_begin(fd);
 }
 
-int mqd_file_sync_end(int fd, bool directory, int result)
+int mqd_file_sync_end(int fd, bool is_directory, int result)
 {
     return WATCHED ? mqd_watched_sync_end(fd, result) : result;
 }

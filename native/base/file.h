@@ -28,15 +28,17 @@
 int mqd_file_open(const char *path, int flags, mode_t mode);
 ssize_t mqd_file_pwritev(int fd, const struct iovec *iov, int count, int64_t offset);
 ssize_t mqd_file_pwrite(int fd, const void *bytes, size_t size_bytes, int64_t offset);
-int mqd_file_sync(int fd, bool directory); /* fdatasync, or fsync for a directory */
+int mqd_file_sync(int fd, bool is_directory); /* fdatasync, or fsync for a directory */
 int mqd_file_syncfs(int fd, const char *root);
-/* Whether a fault rule may delay flushes: then do not flush on a thread that must not block. */
+/* Returns whether a fault rule may delay flushes: if so, do not flush on a thread that must not
+ * block. */
 bool mqd_file_sync_may_delay(void);
-/* an asynchronous flush of fd starts: it covers what was written before this call */
+/* Call before starting an asynchronous flush of fd, which covers what was written before this
+ * call. */
 void mqd_file_sync_begin(int fd);
-/* the flush has ended with result (0 or -errno); returns the result, which a fault may have
- * replaced */
-int mqd_file_sync_end(int fd, bool directory, int result);
+/* Call when the flush has completed with `result` (0 or -errno). Returns the result, which a fault
+ * may have replaced. */
+int mqd_file_sync_end(int fd, bool is_directory, int result);
 int mqd_file_truncate(int fd, int64_t size_bytes);
 int mqd_file_rename(const char *from, const char *to);
 int mqd_file_fallocate(int fd, int mode, int64_t offset, int64_t size_bytes);

@@ -21,14 +21,14 @@ struct rule {
     int fault_kind;
     int error;
     char path[160];
-    int64_t after, count, bytes, delay_ms, budget; /* count -1 = unlimited, budget -1 = none */
+    int64_t after, count, bytes, delay_ms, budget; /* count -1 = unlimited, budget -1 = no budget was set */
 };
 
 static struct {
-    char control[4096];         /* the file after '@'; "" = rules are fixed */
+    char control_path[4096];    /* of the control file (after '@'); "" = rules are fixed */
     struct stat control_status; /* when the control file was last read */
     struct rule rules[RULE_COUNT_MAX];
-    int count;
+    int rule_count;
 } faults;
 
 static const struct {
@@ -80,7 +80,7 @@ static int parse_rule(char *text)
     char *state, rule_text[SPEC_BYTES_MAX];
     snprintf(rule_text, sizeof rule_text, "%s", text);
     char *part = strtok_r(text, ":", &state);
-    if (faults.count == RULE_COUNT_MAX)
+    if (faults.rule_count == RULE_COUNT_MAX)
         return mqd_error_set(MQD_E_INVALID, "more than %d file fault rules", RULE_COUNT_MAX);
     struct rule rule = {.call = (enum mqd_file_call)(-1), .count = -1, .budget = -1};
     for (size_t i = 0; part && i < sizeof calls / sizeof calls[0]; i++)
@@ -92,14 +92,14 @@ static int parse_rule(char *text)
     while ((part = strtok_r(NULL, ":", &state)))
         if (parse_field(&rule, part) < 0)
             return mqd_error_set(MQD_E_INVALID, "file fault rule '%s': cannot read '%s'", rule_text, part);
-    faults.rules[faults.count++] = rule;
+    faults.rules[faults.rule_count++] = rule;
     return 0;
 }
 
 static int parse_rules(const char *spec)
 {
     char text[SPEC_BYTES_MAX], *line_state, *rule_state;
-    faults.count = 0;
+    faults.rule_count = 0;
     if (strlen(spec) >= sizeof text)
         return mqd_error_set(MQD_E_INVALID, "file fault rules are longer than %d bytes", SPEC_BYTES_MAX);
     strcpy(text, spec);
@@ -124,21 +124,21 @@ static bool is_same_version(const struct stat *a, const struct stat *b)
 static void update_rules(void)
 {
     struct stat now;
-    if (stat(faults.control, &now) < 0)
+    if (stat(faults.control_path, &now) < 0)
         memset(&now, 0, sizeof now);
     if (is_same_version(&now, &faults.control_status))
         return;
     faults.control_status = now;
-    faults.count = 0;
+    faults.rule_count = 0;
     char text[SPEC_BYTES_MAX];
-    int fd = open(faults.control, O_RDONLY | O_CLOEXEC);
+    int fd = open(faults.control_path, O_RDONLY | O_CLOEXEC);
     ssize_t size = fd < 0 ? 0 : read(fd, text, sizeof text - 1);
     if (fd >= 0)
         close(fd);
     text[size > 0 ? size : 0] = 0;
     if (parse_rules(text) < 0) {
-        fprintf(stderr, "mqd: %s: %s\n", faults.control, mqd_error_message());
-        faults.count = 0;
+        fprintf(stderr, "mqd: %s: %s\n", faults.control_path, mqd_error_message());
+        faults.rule_count = 0;
     }
 }
 
@@ -149,9 +149,9 @@ int mqd_file_faults_configure(const char *spec)
         return 0;
     if (spec[0] != '@')
         return parse_rules(spec);
-    if (strlen(spec + 1) >= sizeof faults.control)
+    if (strlen(spec + 1) >= sizeof faults.control_path)
         return mqd_error_set(MQD_E_INVALID, "path of the fault control file is too long");
-    strcpy(faults.control, spec + 1);
+    strcpy(faults.control_path, spec + 1);
     return 0;
 }
 
@@ -186,9 +186,9 @@ static bool apply_rule(struct rule *rule, uint64_t size_bytes, struct mqd_file_f
 
 bool mqd_file_faults_may_delay(enum mqd_file_call call)
 {
-    if (faults.control[0])
+    if (faults.control_path[0])
         update_rules();
-    for (int i = 0; i < faults.count; i++)
+    for (int i = 0; i < faults.rule_count; i++)
         if (faults.rules[i].fault_kind == FAULT_DELAY &&
             (faults.rules[i].call == call || faults.rules[i].call == MQD_CALL_ANY))
             return true;
@@ -198,9 +198,9 @@ bool mqd_file_faults_may_delay(enum mqd_file_call call)
 struct mqd_file_fault mqd_file_faults_apply(enum mqd_file_call call, const char *path, uint64_t size_bytes)
 {
     struct mqd_file_fault fault = {.bytes_max = -1};
-    if (faults.control[0])
+    if (faults.control_path[0])
         update_rules();
-    for (int i = 0; i < faults.count; i++) {
+    for (int i = 0; i < faults.rule_count; i++) {
         struct rule *rule = &faults.rules[i];
         if ((rule->call != call && rule->call != MQD_CALL_ANY) || (rule->path[0] && !strstr(path, rule->path)))
             continue;

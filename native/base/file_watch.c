@@ -38,7 +38,7 @@ bool mqd_file_watched;
 
 static struct {
     pthread_mutex_t mutex;
-    char journal[PATH_MAX - 16]; /* "" = none */
+    char journal_path[PATH_MAX - 16]; /* without the ".PID" at its end; "" = no journal */
     int fd;
     pid_t pid; /* owner of the journal fd; a forked child starts its own */
     uint64_t sequence;
@@ -57,19 +57,19 @@ static int journal_open(void)
     watch.pid = getpid();
     watch.sequence = 0;
     watch.sync_count = 0;
-    snprintf(path, sizeof path, "%s.%d", watch.journal, (int)watch.pid);
+    snprintf(path, sizeof path, "%s.%d", watch.journal_path, (int)watch.pid);
     watch.fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
     return watch.fd < 0 ? mqd_error_system(errno, "cannot open the file journal %s", path) : 0;
 }
 
-int mqd_file_watch(const char *journal, const char *faults)
+int mqd_file_watch(const char *journal_path, const char *faults)
 {
     pthread_mutex_lock(&watch.mutex);
     int result = mqd_file_faults_configure(faults);
-    snprintf(watch.journal, sizeof watch.journal, "%s", journal ? journal : "");
-    if (result == 0 && journal)
+    snprintf(watch.journal_path, sizeof watch.journal_path, "%s", journal_path ? journal_path : "");
+    if (result == 0 && journal_path)
         result = journal_open();
-    mqd_store_relaxed(&mqd_file_watched, result == 0 && (journal || faults));
+    mqd_store_relaxed(&mqd_file_watched, result == 0 && (journal_path || faults));
     pthread_mutex_unlock(&watch.mutex);
     return result;
 }
@@ -78,10 +78,10 @@ int mqd_file_watch(const char *journal, const char *faults)
  * specification ends the process. */
 __attribute__((constructor)) static void watch_from_environment(void)
 {
-    const char *journal = getenv("MQD_FILE_JOURNAL"), *faults = getenv("MQD_FILE_FAULTS");
-    journal = journal && *journal ? journal : NULL;
+    const char *journal_path = getenv("MQD_FILE_JOURNAL"), *faults = getenv("MQD_FILE_FAULTS");
+    journal_path = journal_path && *journal_path ? journal_path : NULL;
     faults = faults && *faults ? faults : NULL;
-    if ((journal || faults) && mqd_file_watch(journal, faults) < 0) {
+    if ((journal_path || faults) && mqd_file_watch(journal_path, faults) < 0) {
         fprintf(stderr, "mqd: %s\n", mqd_error_message());
         _exit(78);
     }
@@ -89,7 +89,8 @@ __attribute__((constructor)) static void watch_from_environment(void)
 
 /* ---- names ---- */
 
-/* The file's current path, even if it was renamed after it was opened, or other code opened it. */
+/* Stores the file's current path in `out`. The file may have been renamed since it was opened, and
+ * may have been opened by code outside of this layer. */
 static void path_of(int fd, char out[PATH_MAX])
 {
     char link[64];
@@ -148,7 +149,7 @@ static void write_record(struct iovec *iov, int count)
 static uint64_t journal_add(struct record record, const char *path, const struct iovec *data, int count)
 {
     int saved_errno = errno;
-    if (!watch.journal[0])
+    if (!watch.journal_path[0])
         return 0;
     if (watch.pid != getpid() && journal_open() < 0)
         abort();
@@ -271,12 +272,12 @@ static int journaled_sync(enum mqd_file_call call, enum mqd_file_op begin, enum 
     return result;
 }
 
-int mqd_watched_sync(int fd, bool directory)
+int mqd_watched_sync(int fd, bool is_directory)
 {
     char name[PATH_MAX];
     path_of(fd, name);
     return journaled_sync(MQD_CALL_SYNC, MQD_FILE_SYNC_BEGIN, MQD_FILE_SYNC_DONE, name, fd,
-                          directory ? fsync : fdatasync);
+                          is_directory ? fsync : fdatasync);
 }
 
 int mqd_watched_syncfs(int fd, const char *root)
@@ -309,7 +310,7 @@ void mqd_watched_sync_begin(int fd)
 
 /* Several flushes of one fd may be running: a completion is attributed to the oldest SYNC_BEGIN,
  * so it never covers more writes than the flush did. A completion without a recorded SYNC_BEGIN
- * refers to 0 and covers nothing. */
+ * refers to sequence number 0 and covers nothing. */
 int mqd_watched_sync_end(int fd, int result)
 {
     char name[PATH_MAX];

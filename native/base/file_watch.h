@@ -86,15 +86,15 @@ enum mqd_file_call {
  * mutex. */
 extern bool mqd_file_watched;
 
-/* Starts (or, with both NULL, ends) watching in this process. -1 with a message when the rules or
- * the journal are unusable. */
-int mqd_file_watch(const char *journal, const char *faults);
+/* Starts (or, with both NULL, ends) watching in this process. Returns -1 with a message when the
+ * rules or the journal are unusable. */
+int mqd_file_watch(const char *journal_path, const char *faults);
 
 int mqd_watched_open(const char *path, int flags, mode_t mode);
 ssize_t mqd_watched_pwritev(int fd, const struct iovec *iov, int count, int64_t offset);
-int mqd_watched_sync(int fd, bool directory);
+int mqd_watched_sync(int fd, bool is_directory);
 int mqd_watched_syncfs(int fd, const char *root);
-/* whether a rule may delay flushes: they must then run on a thread that may block */
+/* Returns whether a rule may delay flushes: if so, they must run on a thread that may block. */
 bool mqd_watched_sync_may_delay(void);
 void mqd_watched_sync_begin(int fd);
 int mqd_watched_sync_end(int fd, int result);

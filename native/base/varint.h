@@ -53,21 +53,22 @@ static inline const uint8_t *mqd_varint(const uint8_t *at, const uint8_t *end, i
     return at && *out >= INT32_MIN && *out <= INT32_MAX ? at : NULL;
 }
 
-/* The size of a blob (-1 = null); NULL also if fewer bytes than that follow. */
+/* Reads the size of a blob (-1 = null). Returns NULL also if fewer bytes follow than the size
+ * states. */
 static inline const uint8_t *mqd_varint_size(const uint8_t *at, const uint8_t *end, int64_t *out)
 {
-    int64_t left = end - at;
-    if (left == 0)
+    int64_t bytes_left = end - at;
+    if (bytes_left == 0)
         return NULL;
     /* 64 bits wide: widening it later would delay the computation of the next address */
     uint64_t first = at[0];
     if (__builtin_expect((first & 0x81) == 0, 1)) { /* one byte, and not null: most frequent */
         *out = (int64_t)(first >> 1);
-        return *out < left ? at + 1 : NULL;
+        return *out < bytes_left ? at + 1 : NULL;
     }
-    if (left >= 2 && (first & 1) == 0 && at[1] < 0x80) { /* two bytes */
+    if (bytes_left >= 2 && (first & 1) == 0 && at[1] < 0x80) { /* two bytes */
         *out = (int64_t)((uint64_t)at[1] << 6 | (first & 0x7f) >> 1);
-        return *out < left - 1 ? at + 2 : NULL;
+        return *out < bytes_left - 1 ? at + 2 : NULL;
     }
     at = mqd_varint(at, end, out);
     return at && *out >= -1 && *out <= end - at ? at : NULL;

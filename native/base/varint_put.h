@@ -8,8 +8,8 @@
 
 #include <stdint.h>
 
-/* The length of `value` as a varint (7 bits a byte), without division or loop; correct for every
- * highest bit from 0 to 63. */
+/* Returns the length of `value` as a varint (7 bits per byte), computed without a division or a
+ * loop; correct for every highest bit from 0 to 63. */
 static inline uint32_t mqd_unsigned_varint_bytes(uint64_t value)
 {
     return (9u * (63u - (uint32_t)__builtin_clzll(value | 1)) + 73) >> 6;
