@@ -71,8 +71,8 @@ static inline uint8_t *put_record(uint8_t *at, const struct record *record, uint
 void mqd_producer_batch_close(struct mqd_producer *producer, struct mqd_producer_batch *batch)
 {
     uint64_t begin = producer->base + (uint64_t)batch->first_chunk * producer->memory.chunk_bytes;
-    uint32_t needed = mqd_client_memory_chunks(&producer->memory, batch->header_position - begin + batch->size_bytes +
-                                                                      MQD_PRODUCER_TAIL_BYTES);
+    uint32_t needed = mqd_client_memory_chunks_needed(
+        &producer->memory, batch->header_position - begin + batch->size_bytes + MQD_PRODUCER_TAIL_BYTES);
     batch->partition->open = NULL;
     mqd_list_remove(&batch->open_node);
     producer->open_count--;
@@ -116,10 +116,10 @@ static void return_entry(struct mqd_producer *producer, struct mqd_producer_batc
 }
 
 /* Takes memory for a new batch: preferred_bytes, but at most half of its partition's share of
- * the memory, so that every active partition can have one batch open and one in flight. Fails if
- * less than half of that is free: many small batches would fill the memory, whereas full batches
- * are soon sent and acknowledged. Returns the first chunk and sets *chunk_count, or returns
- * UINT32_MAX. */
+ * the memory, so that every active partition can have one batch open and one in flight. Fails if no
+ * run of at least half of this size is free: otherwise many small batches would fill the memory,
+ * whereas full batches are soon sent and acknowledged. Returns the first chunk and sets
+ * *chunk_count, or returns UINT32_MAX. */
 static uint32_t take_run(struct mqd_producer *producer, uint64_t needed_bytes, uint64_t preferred_bytes,
                          uint32_t *chunk_count)
 {
@@ -128,8 +128,8 @@ static uint32_t take_run(struct mqd_producer *producer, uint64_t needed_bytes, u
                            ? (producer->used_bytes_max - producer->used_bytes) / memory->chunk_bytes
                            : 0;
     uint64_t half_share = producer->used_bytes_max / memory->chunk_bytes / (2 * ((uint64_t)producer->active_count + 1));
-    uint32_t needed = mqd_client_memory_chunks(memory, needed_bytes),
-             preferred = mqd_client_memory_chunks(memory, preferred_bytes);
+    uint32_t needed = mqd_client_memory_chunks_needed(memory, needed_bytes),
+             preferred = mqd_client_memory_chunks_needed(memory, preferred_bytes);
     if (preferred > half_share)
         preferred = (uint32_t)half_share;
     if (needed < (preferred + 1) / 2)
@@ -197,7 +197,8 @@ static void batch_open(struct mqd_producer *producer, struct mqd_producer_batch 
 
 /* Called when no memory is free for a new batch. Handles the responses that have arrived. Open
  * batches are closed only when nothing else holds memory: otherwise they would be closed half empty
- * although the next response frees memory. Returns true if memory was freed: then try again. */
+ * although the next response would free memory. Returns true if memory was freed: then try
+ * again. */
 static bool make_room(struct mqd_producer *producer)
 {
     uint64_t before = producer->used_bytes;
@@ -225,12 +226,12 @@ static void send_full_batch(struct mqd_producer *producer, struct mqd_producer_b
 static int32_t choose_partition(struct mqd_producer *producer, struct mqd_producer_topic *topic, const uint8_t *key,
                                 int32_t key_bytes)
 {
-    bool any_partition =
+    bool may_be_any =
         topic->partitioner == MQD_PARTITIONER_RANDOM ||
         (topic->partitioner == MQD_PARTITIONER_CONSISTENT_RANDOM && key_bytes <= 0) ||
         ((topic->partitioner == MQD_PARTITIONER_MURMUR2_RANDOM || topic->partitioner == MQD_PARTITIONER_FNV1A_RANDOM) &&
          key_bytes < 0);
-    if (!any_partition || topic->partition_count == 1)
+    if (!may_be_any || topic->partition_count == 1)
         return mqd_partition_for(topic->partitioner, key, key_bytes, topic->partition_count, &producer->random_state);
     if (topic->sticky_partition < 0 || !topic->partitions[topic->sticky_partition]->open)
         topic->sticky_partition =
@@ -252,7 +253,7 @@ static bool can_ever_fit(const struct mqd_producer *producer, const struct mqd_p
                       (unsigned long long)batch_bytes, producer->client->request_bytes_max);
         return false;
     }
-    uint64_t needed = (uint64_t)mqd_client_memory_chunks(&producer->memory, frame_bytes(topic, batch_bytes)) *
+    uint64_t needed = (uint64_t)mqd_client_memory_chunks_needed(&producer->memory, frame_bytes(topic, batch_bytes)) *
                       producer->memory.chunk_bytes;
     if (needed <= producer->used_bytes_max && batch_bytes <= INT32_MAX)
         return true;
@@ -421,13 +422,14 @@ int64_t mqd_producer_append(struct mqd_producer *producer, int32_t topic_number,
     struct mqd_producer_topic *topic = producer->topics[topic_number];
     struct record record = {
         .value = columns->values, .key = columns->keys, .headers = columns->header_bytes ? columns->headers : NULL};
-    bool one_partition = !columns->partitions && columns->partition >= 0 && columns->partition < topic->partition_count;
-    bool uniform = !columns->partitions && !columns->value_bytes && !columns->key_bytes && !columns->header_bytes &&
-                   !columns->timestamps_ms && columns->fixed_value_bytes > 0;
+    bool has_one_partition =
+        !columns->partitions && columns->partition >= 0 && columns->partition < topic->partition_count;
+    bool is_uniform = !columns->partitions && !columns->value_bytes && !columns->key_bytes && !columns->header_bytes &&
+                      !columns->timestamps_ms && columns->fixed_value_bytes > 0;
     enum put_result result = PUT_OK;
     uint32_t i = 0;
     while (i < columns->count) {
-        struct mqd_producer_batch *batch = one_partition ? topic->partitions[columns->partition]->open : NULL;
+        struct mqd_producer_batch *batch = has_one_partition ? topic->partitions[columns->partition]->open : NULL;
         uint64_t body_size;
         uint32_t n = 1;
         result = load_record(columns, i, &record) ? PUT_INVALID : PUT_OK;
@@ -437,13 +439,13 @@ int64_t mqd_producer_append(struct mqd_producer *producer, int32_t topic_number,
                                          &body_size);
         if (result != PUT_OK)
             break;
-        if (uniform)
+        if (is_uniform)
             n = append_uniform(producer, batch, &record, columns->count - i);
         else
             append_record(producer, batch, &record, body_size);
         for (uint32_t j = 0; batch_numbers && j < n; j++)
             batch_numbers[i + j] = batch->number;
-        if (uniform)
+        if (is_uniform)
             record.value += (uint64_t)n * (uint32_t)record.value_bytes;
         else
             advance_record(columns, &record);
@@ -492,8 +494,9 @@ static int check_batch(const uint8_t *bytes, uint32_t size_bytes, struct mqd_bat
     if ((uint32_t)header->size_bytes != size_bytes || header->record_count < 1 ||
         header->last_offset_delta != header->record_count - 1)
         return mqd_error_set(MQD_E_INVALID,
-                             "a batch's header has %d bytes and %d records up to offset delta %d; there are %u bytes",
-                             header->size_bytes, header->record_count, header->last_offset_delta, size_bytes);
+                             "the batch has %u bytes, but its header states %d bytes and %d records, the last with "
+                             "offset delta %d",
+                             size_bytes, header->size_bytes, header->record_count, header->last_offset_delta);
     return 0;
 }
 

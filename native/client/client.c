@@ -118,15 +118,15 @@ static int handle_consumed(struct mqd_client *client)
         struct mqd_submitted submitted = client->submitted[at & (client->submission_count - 1)];
         if (submitted.kind == MQD_SUBMITTED_REQUEST) {
             client->request_head += submitted.bytes;
-        } else if (submitted.kind == MQD_SUBMITTED_BATCH_UNANSWERED) {
-            client->unanswered--;
+        } else if (submitted.kind == MQD_SUBMITTED_BATCH_ACKS_0) {
+            client->unread_acks_0_count--;
             if (client->producer)
                 mqd_producer_on_consumed(client->producer, submitted.batch);
         }
     }
     signal_taken(client);
     mqd_store_release(&client->head, head);
-    mqd_store_relaxed(&client->needs_room, client->unanswered > 0);
+    mqd_store_relaxed(&client->needs_room, client->unread_acks_0_count > 0);
     return 0;
 }
 
@@ -154,8 +154,8 @@ bool mqd_client_push(struct mqd_client *client, uint64_t offset, uint32_t size_b
     client->submissions[index] = (struct mqd_local_submission){.offset = offset, .size_bytes = size_bytes};
     client->submitted[index] = submitted;
     client->tail++;
-    if (submitted.kind == MQD_SUBMITTED_BATCH_UNANSWERED) {
-        client->unanswered++;
+    if (submitted.kind == MQD_SUBMITTED_BATCH_ACKS_0) {
+        client->unread_acks_0_count++;
         set_needs_room(client);
     }
     return true;
@@ -179,7 +179,7 @@ int mqd_client_submit(struct mqd_client *client, const uint8_t *frame, uint32_t 
     if (size_bytes < 8 || size_bytes > client->request_bytes)
         return mqd_error_set(MQD_E_INVALID, "a request of %u bytes: this attachment allows 8 to %llu (request_bytes)",
                              size_bytes, (unsigned long long)client->request_bytes);
-    if (mqd_get_be32(frame + 4) >= MQD_CLIENT_CORRELATION_PRODUCER)
+    if (mqd_get_be32(frame + 4) >= MQD_CLIENT_PRODUCER_CORRELATION_MIN)
         return mqd_error_set(MQD_E_INVALID, "correlation id %u: a caller's ids must be below 2^30",
                              mqd_get_be32(frame + 4));
     uint32_t skipped;
@@ -216,7 +216,7 @@ static int on_producer_response(struct mqd_client *client, const uint8_t *bytes,
 {
     if (!client->producer || mqd_producer_on_response(client->producer, bytes, size_bytes) == 0)
         return 0;
-    return mqd_client_fail(client, MQD_E_CORRUPT, "the broker sent an unexpected or unreadable response to a Produce");
+    return mqd_client_fail(client, MQD_E_CORRUPT, "the broker sent an unexpected or invalid Produce response");
 }
 
 /* Handles a complete response: the producer's immediately; the caller's are queued. */
@@ -224,7 +224,7 @@ static int on_response_complete(struct mqd_client *client)
 {
     struct mqd_response *response = client->arriving;
     client->arriving = NULL;
-    if (mqd_get_be32(response->bytes) >= MQD_CLIENT_CORRELATION_PRODUCER) {
+    if (mqd_get_be32(response->bytes) >= MQD_CLIENT_PRODUCER_CORRELATION_MIN) {
         int result = on_producer_response(client, response->bytes, response->size_bytes);
         free(response);
         return result;
@@ -257,7 +257,7 @@ static int take_producer_response(struct mqd_client *client, uint64_t available_
              at = (uint32_t)(client->reply_head + sizeof word) & (client->reply_bytes - 1);
     const uint8_t *bytes = client->replies + at;
     if (size_bytes < 4 || size_bytes > available_bytes - sizeof word || size_bytes > client->reply_bytes - at ||
-        mqd_get_be32(bytes) < MQD_CLIENT_CORRELATION_PRODUCER)
+        mqd_get_be32(bytes) < MQD_CLIENT_PRODUCER_CORRELATION_MIN)
         return 0;
     /* the worker writes here only after reply_head is published: see the end of read_reply_ring */
     client->reply_head += sizeof word + size_bytes;
@@ -288,8 +288,8 @@ static int take_reply(struct mqd_client *client, uint64_t tail)
 {
     uint64_t available_bytes = tail - client->reply_head;
     if (!client->arriving) {
-        int response = client->length_arrived ? 0 : take_producer_response(client, available_bytes);
-        return response ? response : available_bytes ? take_length(client, available_bytes) : 0;
+        int result = client->length_arrived ? 0 : take_producer_response(client, available_bytes);
+        return result ? result : available_bytes ? take_length(client, available_bytes) : 0;
     }
     uint32_t missing = client->arriving->size_bytes - client->arrived,
              piece = available_bytes < missing ? (uint32_t)available_bytes : missing;
@@ -464,8 +464,9 @@ static int sleep_until(struct mqd_client *client, int64_t deadline_ns)
     struct pollfd fds[3] = {{.fd = client->to_client_fd, .events = POLLIN},
                             {.fd = client->wake_fd, .events = POLLIN},
                             {.fd = client->socket_fd, .events = POLLRDHUP}};
-    int64_t left = deadline_ns == INT64_MAX ? 0 : deadline_ns - now_ns();
-    struct timespec timeout = {.tv_sec = left > 0 ? left / 1000000000 : 0, .tv_nsec = left > 0 ? left % 1000000000 : 0};
+    int64_t left_ns = deadline_ns == INT64_MAX ? 0 : deadline_ns - now_ns();
+    struct timespec timeout = {.tv_sec = left_ns > 0 ? left_ns / 1000000000 : 0,
+                               .tv_nsec = left_ns > 0 ? left_ns % 1000000000 : 0};
     int count = ppoll(fds, 3, deadline_ns == INT64_MAX ? NULL : &timeout, NULL);
     if (count < 0 && errno == EINTR)
         return 1; /* a signal handler may need to run */
@@ -475,7 +476,7 @@ static int sleep_until(struct mqd_client *client, int64_t deadline_ns)
         mqd_fetch_or(&client->signalled, SIGNAL_READABLE);
         return 1;
     }
-    /* only the worker had the other ends of the pipe and the socket */
+    /* the other ends of the pipe and the socket were only the worker's: it has exited */
     if ((fds[0].revents || fds[2].revents) && !has_changes(client))
         return mqd_client_fail(client, EPIPE, NULL);
     return count > 0 || has_changes(client);

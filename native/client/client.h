@@ -39,7 +39,7 @@ struct mqd_client_options {
 };
 struct mqd_client;
 struct mqd_client *mqd_client_open(const struct mqd_client_options *options);
-void mqd_client_close(struct mqd_client *client);            /* not during a mqd_client_wait: wake it first */
+void mqd_client_close(struct mqd_client *client);            /* not while a thread waits: mqd_client_wake first */
 uint32_t mqd_client_worker(const struct mqd_client *client); /* index of the worker at the other end */
 void *mqd_client_control(struct mqd_client *client);         /* the control segment, read-only: for mqd_slot_view */
 /* Copies a complete request frame (from the api key on, without the length prefix) and submits it.
@@ -85,8 +85,8 @@ struct mqd_client_position {
 /* Requests a notification when any of the partitions has a record at its offset. The response
  * arrives then, or after wait_ms, or immediately if a partition has an error, which its reader
  * reports. The response contains nothing else and need not be parsed; mqd_client_wait sleeps until
- * it arrives. Until then, responses to later requests on this attachment wait for it, as on every
- * Kafka connection: a program that also produces should attach twice. */
+ * it arrives. Until then, responses to later requests on this attachment queue behind it, as on
+ * every Kafka connection: a program that also produces should attach twice. */
 int mqd_client_park(struct mqd_client *client, const struct mqd_client_position *positions, uint32_t count,
                     int8_t isolation_level, int32_t wait_ms, uint32_t correlation_id);
 
@@ -133,8 +133,8 @@ struct mqd_producer;
  * being read; wait, then retry. */
 struct mqd_producer *mqd_producer_open(struct mqd_client *client, const struct mqd_producer_options *options);
 void mqd_producer_close(struct mqd_producer *producer); /* open and unanswered batches are dropped */
-/* Assigns a topic its number, from 0 in the order of first calls; a repeated call can only
- * raise the partition count. */
+/* Returns the topic's number. The first call for a topic assigns the next number, starting at 0; a
+ * repeated call can only raise the partition count. */
 int32_t mqd_producer_topic(struct mqd_producer *producer, const char *name, int32_t partition_count,
                            uint32_t partitioner);
 
@@ -165,18 +165,18 @@ int64_t mqd_producer_append(struct mqd_producer *producer, int32_t topic, const 
 int64_t mqd_producer_put(struct mqd_producer *producer, int32_t topic, int32_t partition, const uint8_t *value,
                          int32_t value_bytes, const uint8_t *key, int32_t key_bytes, const uint8_t *headers,
                          int32_t header_bytes, int64_t timestamp_ms);
-/* Encodes records as an uncompressed batch in the caller's memory (partition and partitions are
- * ignored), for compression and mqd_producer_append_batch: at most records_max (0 = all) and what
- * fits. Returns its size in bytes, 0 when not even one record fits; *taken: the number of records
- * in it. -1: error. */
+/* Encodes the first records as an uncompressed batch in the caller's memory: as many as fit, but at
+ * most records_max (0 = no limit). The caller compresses the batch and passes it to
+ * mqd_producer_append_batch. `partition` and `partitions` are ignored. Returns the batch's size in
+ * bytes, 0 when not even one record fits; *taken: the number of records in it. -1: error. */
 int64_t mqd_records_encode(const struct mqd_record_columns *records, uint32_t records_max, uint8_t *out,
                            uint64_t out_bytes, uint32_t *taken);
 /* Appends a batch whose records are already encoded and perhaps compressed (61-byte header,
  * complete except for sequence, producer and CRC). */
 int mqd_producer_append_batch(struct mqd_producer *producer, int32_t topic, int32_t partition, const uint8_t *batch,
                               uint32_t size_bytes, uint64_t *number);
-/* Closes and sends batches whose linger time has passed (or all), as far as inflight_max allows;
- * mqd_client_poll sends the rest later. now_us: CLOCK_MONOTONIC. */
+/* Closes the batches whose linger time has passed (or all), and sends as many as inflight_max
+ * allows; mqd_client_poll sends the rest later. now_us: CLOCK_MONOTONIC. */
 int mqd_producer_send(struct mqd_producer *producer, int64_t now_us, int everything);
 /* when the next linger time ends; INT64_MAX = no batch is open */
 int64_t mqd_producer_next_send_us(const struct mqd_producer *producer);
@@ -191,11 +191,11 @@ struct mqd_delivery {
     int16_t error; /* Kafka's error code; 0 = written */
     int16_t reserved;
 };
-/* Outcomes, oldest first. A batch with an error stays with the producer until mqd_producer_retry or
- * mqd_producer_drop is called with its number; meanwhile no later batch of its partition is sent.
- * An idempotent producer reports only the first error of a partition: later batches that failed
- * are resent once it has been retried. Error 46, the broker already has the batch, counts as
- * success. */
+/* Stores the next outcomes in `out`, oldest first, and returns how many. A batch with an error
+ * stays with the producer until mqd_producer_retry or mqd_producer_drop is called with its number;
+ * meanwhile no later batch of its partition is sent. An idempotent producer reports only the first
+ * error of a partition: later batches that failed are resent once the first has been retried. Error
+ * 46, the broker already has the batch, counts as success. */
 uint32_t mqd_producer_deliveries(struct mqd_producer *producer, struct mqd_delivery *out, uint32_t capacity);
 /* Sends the batch again, in its original order before all later batches of its partition; later
  * batches that failed because of it follow automatically. */

@@ -22,15 +22,15 @@ void mqd_arrow_begin(struct mqd_arrow_rows *rows)
 }
 
 /* Writes the validity of entry `at_row`, the first one not written yet (A2). */
-static void validity_put(uint8_t *validity, uint32_t *null_count, uint32_t at_row, bool null)
+static void validity_put(uint8_t *validity, uint32_t *null_count, uint32_t at_row, bool is_null)
 {
-    if (null && (*null_count)++ == 0)
+    if (is_null && (*null_count)++ == 0)
         memset(validity, 0xff, (size_t)at_row / 8 + 1);
     if (*null_count == 0)
         return;
     if (at_row % 8 == 0)
         validity[at_row / 8] = 0;
-    if (null)
+    if (is_null)
         validity[at_row / 8] &= (uint8_t)~(1u << at_row % 8);
     else
         validity[at_row / 8] |= (uint8_t)(1u << at_row % 8);

@@ -9,8 +9,8 @@
  * Invariants
  *   A1  row_count rows are complete in every wanted column; a row that does not fit, or is damaged,
  *       leaves no trace
- *   A2  a validity bitmap is written from the first null of its column on (its null count is then
- *       above 0); before that all rows are valid and the bitmap is not written
+ *   A2  a validity bitmap is first written when its column gets its first null (its null count is
+ *       then above 0); until then all rows are valid and the bitmap is not written
  *   A3  Arrow's offsets arrays (`ends`, `header_ends`) have one entry more than there are rows; the
  *       first is 0, which mqd_arrow_begin writes
  * Concurrency: one thread at a time. Source: Arrow's columnar format, "Variable-size Binary
@@ -43,7 +43,8 @@ enum mqd_arrow_full {
 };
 struct mqd_arrow_rows {
     uint32_t row_capacity, row_count;
-    int64_t *offsets; /* these three may be NULL */
+    /* offsets, timestamps_us and timestamp_types may be NULL */
+    int64_t *offsets;
     /* -1000 (-1 ms) for a record without a timestamp; values out of range are clamped */
     int64_t *timestamps_us;
     int32_t *timestamp_types; /* 0 CreateTime, 1 LogAppendTime */

@@ -5,9 +5,9 @@
  *       inconsistent value ends the attachment (MQD_E_CORRUPT), never the process.
  *   C2  geometry (offsets, sizes) is this struct's copy, made when the welcome arrives; the header
  *       in the memfd is not read again.
- *   C3  `data` has two parts: requests (frames of mqd_client_submit, a ring, freed in order as
- *       submission_head advances) and the producer's (client/memory.h). So a full producer cannot
- *       block the Metadata request that it waits for.
+ *   C3  `data` has two parts: a ring of request frames (mqd_client_submit), freed in order as
+ *       submission_head advances, and the producer's memory (client/memory.h). So a full producer
+ *       cannot block the Metadata request that it waits for.
  *   C4  mqd_client_wait runs concurrently with everything else: of the fields that change, it uses
  *       only those marked "wait".
  *   C5  a forked child has the struct, but neither the descriptors nor the mapping of the memfd:
@@ -25,7 +25,8 @@
 #include "client/client.h"
 #include "shm/local_layout.h"
 
-#define MQD_CLIENT_CORRELATION_PRODUCER (1u << 30) /* ids from here on belong to the producer */
+/* correlation ids from this one up are the producer's */
+#define MQD_CLIENT_PRODUCER_CORRELATION_MIN (1u << 30)
 
 struct mqd_endpoint_slot;
 struct mqd_producer;
@@ -34,7 +35,7 @@ enum mqd_submitted_kind {
     MQD_SUBMITTED_NONE,
     MQD_SUBMITTED_REQUEST,
     MQD_SUBMITTED_BATCH,
-    MQD_SUBMITTED_BATCH_UNANSWERED /* acks=0: gets no response; done once the worker has read it */
+    MQD_SUBMITTED_BATCH_ACKS_0 /* gets no response; done once the worker has read it */
 };
 /* the client's own record of a submission, at the submission's index */
 struct mqd_submitted {
@@ -51,7 +52,9 @@ struct mqd_response {
 
 struct mqd_client {
     struct mqd_client *next, **link; /* all clients of the process: client/fork.c */
-    int failure; /* wait. 0; MQD_E_INVALID in a child, EPIPE, MQD_E_CORRUPT, ENOMEM: every call fails with it */
+    /* wait. 0, or the code with which every call fails: MQD_E_INVALID (in a forked child), EPIPE,
+     * MQD_E_CORRUPT, ENOMEM */
+    int failure;
     const char *failure_message;
     bool in_fork_child; /* this process was forked from the one that attached */
     uint32_t idle_polls;
@@ -68,15 +71,15 @@ struct mqd_client {
     struct mqd_local_submission *submissions;
     uint8_t *replies, *data;
     uint32_t submission_count, reply_bytes;
-    uint64_t data_bytes, request_bytes; /* of data_bytes: C3 */
+    uint64_t data_bytes, request_bytes; /* request_bytes: the part of data_bytes for requests, C3 */
     uint32_t request_bytes_max;         /* the broker accepts no larger request */
 
     uint64_t tail; /* including unpublished submissions */
     uint64_t published;
     uint64_t head; /* wait: the value of submission_head that was handled last */
     uint64_t reply_head;
-    uint32_t unanswered; /* submissions that get no response (acks=0) and that the worker has not read yet */
-    uint32_t needs_room; /* wait: a waiter must also return when submission_head moves */
+    uint32_t unread_acks_0_count; /* submissions with acks=0 that the worker has not read yet */
+    uint32_t needs_room;          /* wait: a waiter must also return when submission_head moves */
     /* wait: to_client or wake_fd was written, or a call other than mqd_client_poll has taken
      * replies */
     uint32_t signalled;

@@ -15,27 +15,29 @@ int mqd_client_memory_open(struct mqd_client_memory *memory, uint64_t size_bytes
     while (size_bytes / chunk_bytes > CHUNK_COUNT_MAX)
         chunk_bytes *= 2;
     uint32_t count = (uint32_t)(size_bytes / chunk_bytes), words = (count + 63) / 64;
-    *memory = (struct mqd_client_memory){
-        .used = calloc(words ? words : 1, 8), .chunk_bytes = chunk_bytes, .chunk_count = count, .free_count = count};
-    if (!memory->used)
+    *memory = (struct mqd_client_memory){.used_bits = calloc(words ? words : 1, 8),
+                                         .chunk_bytes = chunk_bytes,
+                                         .chunk_count = count,
+                                         .free_count = count};
+    if (!memory->used_bits)
         return mqd_error_set_static(ENOMEM, "no memory for a producer's map of its batches");
     if (count % 64)
-        memory->used[words - 1] = ~0ull << count % 64;
+        memory->used_bits[words - 1] = ~0ull << count % 64;
     return 0;
 }
 
 void mqd_client_memory_close(struct mqd_client_memory *memory)
 {
-    free(memory->used);
-    memory->used = NULL;
+    free(memory->used_bits);
+    memory->used_bits = NULL;
 }
 
-/* Returns the first used (find_used) or free chunk from `at` on, or chunk_count if there is
- * none. */
+/* Returns the first chunk at or after `at` that is used (if find_used) or free (otherwise), or
+ * chunk_count if there is none. */
 static uint32_t next_chunk(const struct mqd_client_memory *memory, uint32_t at, bool find_used)
 {
     while (at < memory->chunk_count) {
-        uint64_t word = memory->used[at / 64];
+        uint64_t word = memory->used_bits[at / 64];
         word = (find_used ? word : ~word) >> at % 64;
         if (word) {
             at += (uint32_t)__builtin_ctzll(word);
@@ -53,17 +55,17 @@ static uint32_t run_end(const struct mqd_client_memory *memory, uint32_t at, uin
     return end - at > limit ? at + limit : end;
 }
 
-static void set_used(struct mqd_client_memory *memory, uint32_t first, uint32_t count, bool used)
+static void set_used(struct mqd_client_memory *memory, uint32_t first, uint32_t count, bool is_used)
 {
     for (uint32_t at = first, end = first + count; at < end;) {
         uint32_t bits = 64 - at % 64;
         if (bits > end - at)
             bits = end - at;
         uint64_t mask = (bits == 64 ? ~0ull : (1ull << bits) - 1) << at % 64;
-        if (used)
-            memory->used[at / 64] |= mask;
+        if (is_used)
+            memory->used_bits[at / 64] |= mask;
         else
-            memory->used[at / 64] &= ~mask;
+            memory->used_bits[at / 64] &= ~mask;
         at += bits;
     }
 }

@@ -6,7 +6,7 @@
  *   M2  bounded: the bitmap is allocated when the producer is opened; nothing is allocated
  *       afterwards.
  *
- * Why it cannot deadlock. Allocation is first fit from the low end; free neighbours merge
+ * Why allocation cannot deadlock. It is first fit from the low end; free neighbours merge
  * automatically, because there is no metadata between them. A run is freed when its batch is
  * answered, dropped or moved, and none of these needs memory: a batch is sent again from where it
  * is. So a caller that finds no run of the required length only has to stop allocating: every open
@@ -28,7 +28,7 @@
 #include <stdint.h>
 
 struct mqd_client_memory {
-    uint64_t *used;       /* one bit per chunk; all bits beyond the last chunk are set */
+    uint64_t *used_bits;  /* one per chunk; all bits beyond the last chunk are set */
     uint32_t chunk_bytes; /* a power of two */
     uint32_t chunk_count, free_count;
     uint32_t lowest; /* no chunk below this is free */
@@ -41,7 +41,7 @@ void mqd_client_memory_close(struct mqd_client_memory *memory);
 uint32_t mqd_client_memory_take(struct mqd_client_memory *memory, uint32_t preferred, uint32_t needed, uint32_t *got);
 void mqd_client_memory_release(struct mqd_client_memory *memory, uint32_t first, uint32_t count);
 
-static inline uint32_t mqd_client_memory_chunks(const struct mqd_client_memory *memory, uint64_t size_bytes)
+static inline uint32_t mqd_client_memory_chunks_needed(const struct mqd_client_memory *memory, uint64_t size_bytes)
 {
     return (uint32_t)((size_bytes + memory->chunk_bytes - 1) / memory->chunk_bytes);
 }

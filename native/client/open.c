@@ -55,14 +55,15 @@ static int connect_to(const char *path, uint32_t timeout_ms)
     int error;
     do
         error = connect(fd, (struct sockaddr *)&address, sizeof address) ? errno : 0;
-    while (error == EINTR); /* while it waited for room in the backlog: the connection has not been started */
+    while (error == EINTR); /* connect was still waiting for room in the backlog: nothing has begun, so repeat it */
     if (!error)
         return fd;
     close(fd);
     if (error == ENOENT || error == ECONNREFUSED)
-        return mqd_error_system(
-            error, "no broker listens at %s: is it running, and does local.socket.permissions let this user see it",
-            path);
+        return mqd_error_system(error,
+                                "no broker listens at %s: check that the broker is running, and that its property "
+                                "local.socket.permissions admits this user",
+                                path);
     if (error == EACCES || error == EPERM)
         return mqd_error_system(error, "this user may not use %s: see the broker's property local.socket.permissions",
                                 path);
@@ -78,7 +79,7 @@ static int send_hello(int fd, const struct mqd_client_options *options)
                                     .data_bytes = options->data_bytes,
                                     .reply_bytes = options->reply_bytes};
     if (options->server && strlen(options->server) >= sizeof hello.server)
-        return mqd_error_set(MQD_E_INVALID, "the name of a server has at most %zu bytes", sizeof hello.server - 1);
+        return mqd_error_set(MQD_E_INVALID, "the name of a server may have at most %zu bytes", sizeof hello.server - 1);
     if (options->server)
         strcpy(hello.server, options->server);
     if (options->client_id)
@@ -137,7 +138,8 @@ static int receive_welcome(int fd, struct mqd_local_welcome *welcome, struct wel
         return mqd_error_set(welcome->error, "the broker refuses this client: %s", welcome->reason);
     if (out->fd_count != MQD_LOCAL_FD_COUNT || (message.msg_flags & MSG_CTRUNC))
         return mqd_error_set(EMFILE,
-                             "%u of %d descriptors came with the welcome: this process may open no more (ulimit -n)",
+                             "only %u of %d descriptors arrived with the welcome: this process has reached its limit "
+                             "of open files (ulimit -n)",
                              out->fd_count, MQD_LOCAL_FD_COUNT);
     return 0;
 }
@@ -164,7 +166,7 @@ static int map_memory(struct mqd_client *client, int fd, uint64_t total)
     struct stat stat;
     if (fstat(fd, &stat) || (uint64_t)stat.st_size != total || total < sizeof(struct mqd_local_header))
         return mqd_error_set(MQD_E_LAYOUT,
-                             "the attachment's memory does not have the %llu bytes of the welcome" OTHER_BUILD,
+                             "the attachment's memory does not have the %llu bytes that the welcome states" OTHER_BUILD,
                              (unsigned long long)total);
     int seals = fcntl(fd, F_GET_SEALS);
     if (seals < 0 || !(seals & F_SEAL_SHRINK))
@@ -208,7 +210,7 @@ static int map_control(struct mqd_client *client, int fd)
     if (mqd_control_attach(control, client->control_bytes))
         return -1;
     if (client->worker >= mqd_control_worker_count(control))
-        return mqd_error_set(MQD_E_LAYOUT, "the welcome came from worker %u, and the broker has %u" OTHER_BUILD,
+        return mqd_error_set(MQD_E_LAYOUT, "the welcome names worker %u, but the broker has %u workers" OTHER_BUILD,
                              client->worker, mqd_control_worker_count(control));
     client->worker_slot = mqd_control_endpoint(control, client->worker);
     client->worker_generation = mqd_endpoint_generation(control, client->worker);

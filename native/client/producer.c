@@ -74,7 +74,7 @@ void mqd_producer_batch_put_head(struct mqd_producer *producer, struct mqd_produ
     const struct mqd_producer_topic *topic = batch->partition->topic;
     uint8_t *header = mqd_producer_data(producer) + batch->header_position, *at = header - head_bytes(batch);
     memcpy(at, topic->prefix, topic->prefix_bytes);
-    mqd_put_be32(at + CORRELATION_AT, MQD_CLIENT_CORRELATION_PRODUCER |
+    mqd_put_be32(at + CORRELATION_AT, MQD_CLIENT_PRODUCER_CORRELATION_MIN |
                                           (producer->serial & 0x3ff) << MQD_PRODUCER_BATCH_BITS |
                                           index_of(producer, batch));
     at = mqd_put_be32(at + topic->prefix_bytes, (uint32_t)batch->partition->index);
@@ -152,8 +152,7 @@ static bool send_one(struct mqd_producer *producer, struct mqd_producer_batch *b
     if (batch->stamped_identity != producer->identity || batch->base_sequence != sequence)
         stamp(producer, batch, sequence);
     uint32_t head = head_bytes(batch);
-    struct mqd_submitted submitted = {.kind =
-                                          producer->options.acks ? MQD_SUBMITTED_BATCH : MQD_SUBMITTED_BATCH_UNANSWERED,
+    struct mqd_submitted submitted = {.kind = producer->options.acks ? MQD_SUBMITTED_BATCH : MQD_SUBMITTED_BATCH_ACKS_0,
                                       .batch = index_of(producer, batch)};
     if (!mqd_client_push(producer->client, batch->header_position - head,
                          head + batch->size_bytes + MQD_PRODUCER_TAIL_BYTES, submitted))
@@ -238,12 +237,13 @@ int64_t mqd_producer_next_send_us(const struct mqd_producer *producer)
 
 /* ---- responses ---- */
 
-/* Requeues a batch whose error follows from an earlier batch's (P4), else records the outcome. */
+/* Requeues the batch if its error is a consequence of an earlier batch's error (P4); otherwise
+ * records the outcome. */
 static void record_outcome(struct mqd_producer *producer, struct mqd_producer_batch *batch, int16_t error,
                            int64_t base_offset, int64_t log_append_time_ms)
 {
-    bool first = batch->partition->closed.next == &batch->node;
-    if (error && is_idempotent(producer) && !first) {
+    bool is_first = batch->partition->closed.next == &batch->node;
+    if (error && is_idempotent(producer) && !is_first) {
         batch->state = MQD_BATCH_QUEUED;
         return;
     }
@@ -306,7 +306,7 @@ static void handle_outcome(struct mqd_producer *producer, struct mqd_producer_ba
         find_next(partition);
 }
 
-/* Produce v9..12: one topic, one partition; the rest is skipped. */
+/* Parses a response of Produce v9..12 with one topic and one partition; the rest is skipped. */
 static int parse_response(const uint8_t *bytes, uint32_t size_bytes, int32_t *index, int16_t *error,
                           int64_t *base_offset, int64_t *log_append_time_ms)
 {
@@ -341,7 +341,8 @@ int mqd_producer_on_response(struct mqd_producer *producer, const uint8_t *bytes
     if ((id >> MQD_PRODUCER_BATCH_BITS & 0x3ff) != (producer->serial & 0x3ff))
         return 0; /* for an earlier producer, which was closed */
     struct mqd_producer_batch *batch = &producer->batches[entry];
-    if (id >= 2 * MQD_CLIENT_CORRELATION_PRODUCER || entry >= producer->used_count || batch->state != MQD_BATCH_SENT)
+    if (id >= 2 * MQD_CLIENT_PRODUCER_CORRELATION_MIN || entry >= producer->used_count ||
+        batch->state != MQD_BATCH_SENT)
         return -1;
     int32_t index;
     int16_t error;

@@ -24,9 +24,9 @@
  *       because the head ends with the batch's size as a varint. The head is then written directly
  *       before the batch.
  *   P6  an idempotent batch that may be in the log keeps its identity and sequence until a broker
- *       has reported its outcome: under new ones no broker could recognize it, and it would be
- *       written twice. So the identity changes only when there is no such batch. A producer with a
- *       transactional id drops such batches with their transaction.
+ *       has reported its outcome: with a new identity or sequence, no broker could recognize the
+ *       batch, and it would be written twice. So the identity changes only when there is no such
+ *       batch. A producer with a transactional id drops such batches with their transaction.
  *
  * Bounds: `batches` has as many entries as there are chunks. A finished batch keeps its entry until
  * mqd_producer_deliveries has returned its outcome: a caller that never calls it fills the table
@@ -61,7 +61,7 @@ struct mqd_producer_batch {
     uint64_t number;
     uint64_t header_position; /* position of the batch's header in `data` */
     uint32_t first_chunk, chunk_count;
-    uint32_t size_bytes;  /* from the batch's header on */
+    uint32_t size_bytes;  /* of the batch's header and records */
     uint32_t limit_bytes; /* limit of size_bytes */
     int32_t record_count;
     uint16_t attributes;
@@ -99,7 +99,7 @@ struct mqd_producer_topic {
     int32_t number;
     int32_t partition_count;
     uint32_t partitioner;
-    /* for records without a key, until its batch is closed; -1 = none yet */
+    /* the partition for records without a key, until its open batch is closed; -1 = none yet */
     int32_t sticky_partition;
     struct mqd_producer_partition **partitions;
     uint8_t *prefix; /* the request from the api key up to the partition count */
@@ -114,7 +114,7 @@ struct mqd_producer {
     char *transactional_id;
     uint32_t serial;   /* number of the producer on this attachment, part of correlation ids */
     uint32_t identity; /* incremented by mqd_producer_set_identity; from 1 */
-    uint64_t base;     /* of the producer's part of `data` */
+    uint64_t base;     /* where the producer's part of `data` begins */
     struct mqd_client_memory memory;
     uint64_t used_bytes, used_bytes_max; /* in whole chunks */
     uint64_t outstanding_records;

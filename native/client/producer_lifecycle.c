@@ -28,12 +28,12 @@ static int check_options(const struct mqd_producer_options *options)
         return mqd_error_set(MQD_E_INVALID, "producer id %lld with epoch %d is invalid",
                              (long long)options->producer_id, options->producer_epoch);
     if (options->producer_id >= 0 && options->acks != -1)
-        return mqd_error_set(MQD_E_INVALID, "an idempotent producer has acks=-1, not %d", options->acks);
+        return mqd_error_set(MQD_E_INVALID, "an idempotent producer must have acks=-1, not %d", options->acks);
     if (options->batch_bytes < BATCH_BYTES_MIN || options->batch_bytes > INT32_MAX)
         return mqd_error_set(MQD_E_INVALID, "batch_bytes is %u; it must be %u to 2147483647", options->batch_bytes,
                              BATCH_BYTES_MIN);
     if (options->inflight_max < 1 || options->linger_us < 0)
-        return mqd_error_set(MQD_E_INVALID, "inflight_max is %u and linger_us %lld; they must be at least 1 and 0",
+        return mqd_error_set(MQD_E_INVALID, "inflight_max must be at least 1 and linger_us at least 0, not %u and %lld",
                              options->inflight_max, (long long)options->linger_us);
     return 0;
 }
@@ -43,7 +43,7 @@ static int take_memory(struct mqd_producer *producer, struct mqd_client *client)
 {
     if (client->producer)
         return mqd_error_set(MQD_E_INVALID, "the attachment already has a producer: close it first");
-    if (client->head != client->tail) { /* unanswered submissions may occupy memory that new batches would use */
+    if (client->head != client->tail) { /* unread submissions may occupy memory that new batches would use */
         mqd_client_flush(client);
         if (mqd_client_take_replies(client))
             return -1;
@@ -148,9 +148,10 @@ uint64_t mqd_client_free_bytes(const struct mqd_client *client)
     if (!producer)
         return client->request_bytes - (client->request_tail - client->request_head);
     uint64_t free_bytes = (uint64_t)producer->memory.free_count * producer->memory.chunk_bytes,
-             left = producer->used_bytes < producer->used_bytes_max ? producer->used_bytes_max - producer->used_bytes
-                                                                    : 0; /* after a move to larger chunks */
-    return free_bytes < left ? free_bytes : left;
+             allowed_bytes = producer->used_bytes < producer->used_bytes_max
+                                 ? producer->used_bytes_max - producer->used_bytes
+                                 : 0; /* after a move to larger chunks */
+    return free_bytes < allowed_bytes ? free_bytes : allowed_bytes;
 }
 
 /* ---- topics ---- */
@@ -284,7 +285,7 @@ static bool has_bytes(const struct mqd_producer_batch *batch)
 static uint32_t chunks_needed(const struct mqd_producer *producer, const struct mqd_producer_batch *batch,
                               const struct mqd_client_memory *new_memory)
 {
-    return mqd_client_memory_chunks(new_memory, (uint64_t)batch->chunk_count * producer->memory.chunk_bytes);
+    return mqd_client_memory_chunks_needed(new_memory, (uint64_t)batch->chunk_count * producer->memory.chunk_bytes);
 }
 
 /* Reserves a run in the new attachment for every batch; changes nothing else. In an empty area
@@ -301,13 +302,13 @@ static int plan_move(const struct mqd_producer *producer, const struct mqd_clien
         const struct mqd_producer_batch *batch = &producer->batches[i];
         if (!has_bytes(batch))
             continue;
-        uint32_t chunks = chunks_needed(producer, batch, &move->memory), got;
-        move->first_chunks[i] = mqd_client_memory_take(&move->memory, chunks, chunks, &got);
+        uint32_t needed = chunks_needed(producer, batch, &move->memory), got;
+        move->first_chunks[i] = mqd_client_memory_take(&move->memory, needed, needed, &got);
         if (move->first_chunks[i] == UINT32_MAX)
-            return mqd_error_set(MQD_E_FULL, "the new attachment has %llu bytes for batches, and %llu must be moved",
+            return mqd_error_set(MQD_E_FULL, "the new attachment has %llu bytes for batches, but %llu must be moved",
                                  (unsigned long long)(to->data_bytes - to->request_bytes),
                                  (unsigned long long)producer->used_bytes);
-        move->used_bytes += (uint64_t)chunks * move->memory.chunk_bytes;
+        move->used_bytes += (uint64_t)needed * move->memory.chunk_bytes;
     }
     return 0;
 }
@@ -315,10 +316,9 @@ static int plan_move(const struct mqd_producer *producer, const struct mqd_clien
 static void move_batch(struct mqd_producer *producer, struct mqd_producer_batch *batch, struct mqd_client *to,
                        const struct move *move, uint32_t first_chunk)
 {
-    /* the batch's place in its run */
-    uint64_t offset =
+    uint64_t offset_in_run =
         batch->header_position - (producer->base + (uint64_t)batch->first_chunk * producer->memory.chunk_bytes);
-    uint64_t header_position = to->request_bytes + (uint64_t)first_chunk * move->memory.chunk_bytes + offset;
+    uint64_t header_position = to->request_bytes + (uint64_t)first_chunk * move->memory.chunk_bytes + offset_in_run;
     memcpy(to->data + header_position, producer->client->data + batch->header_position, batch->size_bytes);
     batch->chunk_count = chunks_needed(producer, batch, &move->memory);
     batch->first_chunk = first_chunk;
@@ -367,7 +367,7 @@ int mqd_producer_move(struct mqd_producer *producer, struct mqd_client *to)
     struct move move = {.first_chunks = NULL};
     if (!old)
         return mqd_error_set_static(MQD_E_INVALID,
-                                    "the producer's attachment was closed before it moved: its batches are lost");
+                                    "the producer's attachment was closed before the move: its batches are lost");
     if (mqd_client_check(to) || check_client_id(producer, to))
         return -1;
     if (old->in_fork_child || to->producer_serial)

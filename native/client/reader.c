@@ -21,7 +21,7 @@
 #define KAFKA_CORRUPT_MESSAGE 2
 #define CRC_END 21
 #define SEGMENT_BYTES_MAX (1u << 31) /* positions in a segment are below this */
-#define QUERY_COUNT_MAX 8            /* per read; then it returns, because the caller may have other work */
+#define QUERY_COUNT_MAX 8            /* per read; then the read returns, because the caller may have other work */
 #define STOP_NONE UINT32_MAX
 
 struct mqd_segment_reader *mqd_segment_reader_new(const struct mqd_segment_source *source, const uint8_t topic_id[16],
@@ -423,7 +423,7 @@ static uint32_t batch_take(struct walk *walk)
         reader->position = out->offsets[out->count - 1] + 1;
     if (result < 0)
         return stop_corrupt(walk, reader->walk.reason);
-    if (reader->walk.left > 0)
+    if (reader->walk.records_left > 0)
         return MQD_READ_FULL;
     uint32_t stop = batch_done(walk);
     return out->count == out->capacity ? MQD_READ_FULL : stop;
@@ -451,7 +451,7 @@ static int handle_segment_end(struct walk *walk, bool rolled, uint32_t *stop)
     *stop = MQD_READ_END;
     if (!reader->source.control || (!rolled && (!reader->sealed || reader->at < reader->size_bytes)))
         return 0;
-    if (rolled) /* stays mapped: the response may name the same file, which then need not be mapped again */
+    if (rolled) /* the segment stays mapped: if the response has the same file, no new mapping is needed */
         return query_or_stop(walk, stop);
     reader->position = reader->next_base_offset > reader->position ? reader->next_base_offset : reader->position;
     release_mapping(reader);

@@ -1,14 +1,14 @@
 /* Readers of a local client: one partition's records, directly from mapped segment files. They use
  * the attachment (client/client.h), whose rules about errors and fork apply.
  *
- * A reader follows its partition without requests: the control segment has the end up to which it
- * may read. It sends a query on the attachment's socket only to find a segment, once per segment.
+ * A reader follows its partition without requests: the control segment states how far it may read.
+ * It sends a query on the attachment's socket only to find a segment, once per segment.
  *
  * Lifetime: keys, values and headers are not copied; a view's positions count from `base`, the
  * mapping of a segment file. The mapping is valid until the reader's next call of
- * mqd_segment_reader_next, or, after mqd_segment_reader_hold, until mqd_client_mapping_release;
- * even when the segment has since been deleted or compacted, or the reader, the client or the
- * broker has ended. Concurrency: one thread at a time per reader. Readers may run in parallel with
+ * mqd_segment_reader_next, or, after mqd_segment_reader_hold, until mqd_client_mapping_release. It
+ * stays valid if the segment is deleted or compacted, or if the reader, the client or the broker
+ * ends. Concurrency: one thread at a time per reader. Readers may run in parallel with
  * each other and with everything else on their client; mqd_client_close waits for running calls,
  * and later ones fail with EPIPE (mqd_segment_reader_move gives the reader another client). A
  * mapping may be released on any thread.
@@ -22,7 +22,7 @@
 #include "client/client.h"
 /* MQD_CDEF_ON */
 
-struct mqd_segment_reader; /* one partition, from an offset on, directly from mapped segment files */
+struct mqd_segment_reader; /* reads one partition, starting at an offset */
 struct mqd_segment_reader *mqd_segment_reader_open(struct mqd_client *client, const uint8_t topic_id[16],
                                                    int32_t partition_index, int64_t offset, int8_t isolation_level);
 /* Reads a single segment file, without a broker, to its end. */
@@ -62,8 +62,8 @@ struct mqd_record_view {
 };
 /* what follows the returned records */
 enum mqd_read_stop {
-    /* no more records below the high watermark (last stable offset) for now; or the partition has
-     * no leader at present: a Fetch reports that */
+    /* no more records for now below the high watermark (for read_committed, the last stable
+     * offset); or the partition has no leader at present, which a Fetch reports */
     MQD_READ_END,
     MQD_READ_FULL, /* capacity or bytes_max is reached */
     /* the next records are in another mapping, or have another leader epoch or timestamp type:
@@ -72,8 +72,8 @@ enum mqd_read_stop {
     /* the next batch is compressed: compressed_position (of its header), compressed_bytes
      * (including it), codec; call mqd_segment_reader_skip after handling it */
     MQD_READ_COMPRESSED,
-    /* a transactional batch beyond the offset given to mqd_segment_reader_set_aborted: request
-     * more, then call again */
+    /* the next batch is transactional and not below the `until_offset` of the last
+     * mqd_segment_reader_set_aborted: set a newer list, then call again */
     MQD_READ_ABORTED,
     MQD_READ_OUT_OF_RANGE, /* the position is below the log start or beyond the log end: seek */
     /* kafka_error is 2, and mqd_error_message() describes the damage and its position;
@@ -116,14 +116,16 @@ void mqd_client_mapping_release(struct mqd_client *client, uint64_t mapping);
 /* Positions count from base; sizes of -1 are nulls. Positions are not checked here: those of a view
  * were checked when it was filled. */
 
-/* Copies the blobs consecutively into `out`; offsets[count + 1] (NULL = not wanted) receives the
- * start of each (for a null, that of the next). Returns the total size in bytes, or -1 MQD_E_FULL
- * if it is more than `capacity`: nothing is written beyond that. */
+/* Copies the blobs consecutively into `out`. `offsets` (count + 1 entries; NULL = not wanted)
+ * receives the start of each blob (for a null, the start of the next blob), then the total size.
+ * Returns the total size in bytes, or -1 MQD_E_FULL if it is more than `capacity`, beyond which
+ * nothing is written. */
 int64_t mqd_columns_gather(const uint8_t *base, const uint64_t *positions, const int32_t *sizes, uint32_t count,
                            uint8_t *out, uint64_t capacity, int64_t *offsets);
-/* Arrow's BinaryView: 16 bytes each in `views`, buffer 0 beginning at base + origin; `validity`
- * (NULL = not wanted) a bitmap, least significant bit first. Returns the number of nulls, or
- * -1 MQD_E_INVALID when a blob is not within 2^31 bytes of the origin. */
+/* Writes the blobs as Arrow's BinaryView: 16 bytes per blob into `views`, which refer to a buffer
+ * number 0 that begins at base + origin. `validity` (NULL = not wanted) receives a bitmap, least
+ * significant bit first. Returns the number of nulls, or -1 MQD_E_INVALID when a blob is not within
+ * 2^31 bytes of the origin. */
 int64_t mqd_columns_arrow(const uint8_t *base, uint64_t origin, const uint64_t *positions, const int32_t *sizes,
                           uint32_t count, uint8_t *views, uint8_t *validity);
 

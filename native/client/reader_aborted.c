@@ -24,32 +24,32 @@ int mqd_aborted_filter_set(struct mqd_aborted_filter *filter, const int64_t *pro
                            uint32_t count, int64_t until_offset)
 {
     struct mqd_aborted_entry *entries = malloc(count ? count * sizeof *entries : 1);
-    int64_t *open = malloc(count ? count * sizeof *open : 1);
-    if (!entries || !open) {
+    int64_t *open_producers = malloc(count ? count * sizeof *open_producers : 1);
+    if (!entries || !open_producers) {
         free(entries);
-        free(open);
+        free(open_producers);
         return mqd_error_set_static(ENOMEM, "out of memory for the aborted transactions");
     }
     for (uint32_t i = 0; i < count; i++)
         entries[i] = (struct mqd_aborted_entry){producer_ids[i], first_offsets[i]};
     qsort(entries, count, sizeof *entries, by_first_offset);
     mqd_aborted_filter_free(filter);
-    *filter =
-        (struct mqd_aborted_filter){.entries = entries, .count = count, .open = open, .until_offset = until_offset};
+    *filter = (struct mqd_aborted_filter){
+        .entries = entries, .count = count, .open_producers = open_producers, .until_offset = until_offset};
     return 0;
 }
 
 void mqd_aborted_filter_free(struct mqd_aborted_filter *filter)
 {
     free(filter->entries);
-    free(filter->open);
+    free(filter->open_producers);
     *filter = (struct mqd_aborted_filter){.until_offset = filter->until_offset};
 }
 
 static uint32_t find_open(const struct mqd_aborted_filter *filter, int64_t producer_id)
 {
     uint32_t i = 0;
-    while (i < filter->open_count && filter->open[i] != producer_id)
+    while (i < filter->open_count && filter->open_producers[i] != producer_id)
         i++;
     return i;
 }
@@ -66,7 +66,7 @@ enum mqd_aborted_verdict mqd_aborted_filter_classify(struct mqd_aborted_filter *
            filter->entries[filter->next].first_offset <= batch->base_offset + batch->last_offset_delta;
          filter->next++)
         if (find_open(filter, filter->entries[filter->next].producer_id) == filter->open_count)
-            filter->open[filter->open_count++] = filter->entries[filter->next].producer_id;
+            filter->open_producers[filter->open_count++] = filter->entries[filter->next].producer_id;
     if (filter->open_count == 0)
         return MQD_BATCH_READ;
     uint32_t at = find_open(filter, batch->producer_id);
@@ -76,6 +76,6 @@ enum mqd_aborted_verdict mqd_aborted_filter_classify(struct mqd_aborted_filter *
     if (!is_control)
         return MQD_BATCH_SKIP;
     if (mqd_marker_parse(bytes, batch, &marker) == 0 && !marker.commit)
-        filter->open[at] = filter->open[--filter->open_count];
+        filter->open_producers[at] = filter->open_producers[--filter->open_count];
     return MQD_BATCH_READ;
 }

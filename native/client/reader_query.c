@@ -2,7 +2,7 @@
  *
  * Owns the attachment's `reader_state`, which all readers of a client share. It outlives the
  * client, until its last reader is closed.
- *   R1  a thread that reads the socket or the control segment has entered (read lock), and
+ *   R1  a thread that reads the socket or the control segment holds the read lock of `entered`, and
  *       mqd_client_close takes the write lock: so neither is closed while a reader uses it.
  *   R2  one query at a time, answered in order; a response with another number is late (the reader
  *       that sent the query has stopped waiting) and is dropped with its descriptor.
@@ -35,7 +35,7 @@ struct reader_state {
     /* atomic: threads may no longer enter; otherwise a steady flow of readers could block closing
      * forever */
     uint32_t closing;
-    uint32_t last_number; /* of a query; under `query_mutex` */
+    uint32_t last_number; /* number of the last query; under `query_mutex` */
 };
 
 /* ---- the shared state ---- */

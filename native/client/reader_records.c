@@ -49,15 +49,15 @@ static int refuse(struct mqd_batch_walk *walk, const char *reason)
 void mqd_batch_walk_begin(struct mqd_batch_walk *walk, const struct mqd_batch *batch, const uint8_t *records,
                           uint64_t size_bytes)
 {
-    bool append_time = batch->attributes & MQD_ATTRIBUTE_LOG_APPEND_TIME;
-    *walk =
-        (struct mqd_batch_walk){.at = records,
-                                .end = records + size_bytes,
-                                .left = batch->record_count,
-                                .last_delta = batch->last_offset_delta,
-                                .base_offset = batch->base_offset,
-                                .base_timestamp_ms = append_time ? batch->max_timestamp_ms : batch->base_timestamp_ms,
-                                .append_time = append_time};
+    bool has_append_time = batch->attributes & MQD_ATTRIBUTE_LOG_APPEND_TIME;
+    *walk = (struct mqd_batch_walk){.at = records,
+                                    .end = records + size_bytes,
+                                    .records_left = batch->record_count,
+                                    .last_delta = batch->last_offset_delta,
+                                    .base_offset = batch->base_offset,
+                                    .base_timestamp_ms =
+                                        has_append_time ? batch->max_timestamp_ms : batch->base_timestamp_ms,
+                                    .has_append_time = has_append_time};
 }
 
 struct parsed_record {
@@ -99,20 +99,20 @@ int mqd_batch_walk_fill(struct mqd_batch_walk *walk, int64_t from_offset, struct
     uint32_t count = out->count;
     const uint8_t *base = out->base;
     int result = 0;
-    while (walk->left > 0 && count < out->capacity) {
+    while (walk->records_left > 0 && count < out->capacity) {
         struct parsed_record record;
         if ((result = parse_record(walk, &record)) < 0)
             break;
         walk->at = record.end;
-        walk->left--;
+        walk->records_left--;
         walk->next_delta = record.delta + 1;
         int64_t offset = walk->base_offset + record.delta;
         if (offset < from_offset)
             continue;
         out->offsets[count] = offset;
         /* unsigned, so that it wraps: timestamps are untrusted and their sum may overflow */
-        out->timestamps_ms[count] =
-            (int64_t)((uint64_t)walk->base_timestamp_ms + (walk->append_time ? 0 : (uint64_t)record.timestamp_delta));
+        out->timestamps_ms[count] = (int64_t)((uint64_t)walk->base_timestamp_ms +
+                                              (walk->has_append_time ? 0 : (uint64_t)record.timestamp_delta));
         out->key_positions[count] = (uint64_t)(record.key - base);
         out->key_bytes[count] = (int32_t)record.key_bytes;
         out->value_positions[count] = (uint64_t)(record.value - base);
@@ -122,7 +122,7 @@ int mqd_batch_walk_fill(struct mqd_batch_walk *walk, int64_t from_offset, struct
         count++;
     }
     out->count = count;
-    if (result == 0 && walk->left == 0 && walk->at != walk->end)
+    if (result == 0 && walk->records_left == 0 && walk->at != walk->end)
         return refuse(walk, "bytes follow the last record");
     return result;
 }

@@ -55,8 +55,9 @@ struct mqd_segment_source {
     void *context;
     void *control; /* the control segment, read-only; NULL: the source has one segment, which is complete */
     /* Finds the segment of the query's offset. Returns 0 when there is a response, which may have a
-     * Kafka error code. If it has none, *mapping is a new reference, or `current` (without another
-     * reference) when it is the same file. -1: EPIPE, ETIMEDOUT... */
+     * Kafka error code. If the response has no error, *mapping is a new reference to the segment's
+     * mapping, or `current` (no reference is added) if that maps the same file. -1: EPIPE,
+     * ETIMEDOUT... */
     int (*locate)(void *context, const struct mqd_local_query *query, struct mqd_segment_mapping *current,
                   struct mqd_local_segment *response, struct mqd_segment_mapping **mapping);
     /* Between enter and leave the control segment stays mapped; -1: the attachment has ended.
@@ -70,15 +71,15 @@ struct mqd_segment_source {
 
 struct mqd_batch_walk {
     const uint8_t *at, *end; /* the remaining records */
-    int32_t left, last_delta;
+    int32_t records_left, last_delta;
     int64_t next_delta;
     int64_t base_offset, base_timestamp_ms;
-    bool append_time;   /* base_timestamp_ms applies to every record */
-    const char *reason; /* the reason for a failure */
+    bool has_append_time; /* base_timestamp_ms applies to every record */
+    const char *reason;   /* why the walk failed; NULL = it has not */
 };
 void mqd_batch_walk_begin(struct mqd_batch_walk *walk, const struct mqd_batch *batch, const uint8_t *records,
                           uint64_t size_bytes);
-/* Appends records from `from_offset` on to `out`, as many as fit. Returns 0, or -1 if an
+/* Appends the records at or after `from_offset` to `out`, as many as fit. Returns 0, or -1 if an
  * invalid record follows; walk->reason has the cause. Positions are counted from out->base. */
 int mqd_batch_walk_fill(struct mqd_batch_walk *walk, int64_t from_offset, struct mqd_record_view *out);
 
@@ -89,10 +90,10 @@ struct mqd_aborted_entry {
 };
 struct mqd_aborted_filter {
     struct mqd_aborted_entry *entries; /* by first_offset */
-    uint32_t count, next;              /* those before `next` have begun */
-    int64_t *open;                     /* producers whose aborted transaction is ongoing; room for `count` */
+    uint32_t count, next;              /* the transactions of the entries before `next` have begun */
+    int64_t *open_producers;           /* ids of producers whose aborted transaction is ongoing; room for `count` */
     uint32_t open_count;
-    int64_t until_offset; /* nothing is known from this offset on */
+    int64_t until_offset; /* the entries are complete only below this offset */
 };
 int mqd_aborted_filter_set(struct mqd_aborted_filter *filter, const int64_t *producer_ids, const int64_t *first_offsets,
                            uint32_t count, int64_t until_offset);
@@ -121,17 +122,17 @@ struct mqd_segment_reader {
     uint64_t file_generation, slot_generation, aborted_generation;
     uint32_t size_bytes; /* of a sealed segment */
     uint32_t map_bytes;
-    uint32_t at;            /* S2 */
-    uint32_t checked_at;    /* the batch there has passed its checksum */
-    struct mqd_batch batch; /* at `at`, when it was decoded (decoded_at) */
-    uint32_t decoded_at;
+    uint32_t at;         /* S2 */
+    uint32_t checked_at; /* the batch at this position has passed its checksum */
+    uint32_t decoded_at; /* `batch` is the decoded header at this position */
+    struct mqd_batch batch;
     struct mqd_batch_walk walk;
     struct mqd_aborted_filter aborted;
 };
 
 #define MQD_NO_POSITION UINT32_MAX
 
-/* Takes ownership of the source (closes it with the reader, and on failure). */
+/* Takes ownership of the source, which is closed with the reader, or at once on failure. */
 struct mqd_segment_reader *mqd_segment_reader_new(const struct mqd_segment_source *source, const uint8_t topic_id[16],
                                                   int32_t partition_index, int64_t offset, int8_t isolation_level);
 /* Sets another source; the next read queries it for the segment. Closes the old one. */

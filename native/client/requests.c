@@ -1,4 +1,4 @@
-/* The requests that a C program needs besides Produce: finding a topic, and waiting for records.
+/* The requests other than Produce that a C program needs: finding a topic, and waiting for records.
  * Programs with their own encoder (Python) use mqd_client_submit.
  *
  * Metadata 12 and Fetch 13, because both name topics by id. The broker's responses are parsed with
@@ -64,12 +64,12 @@ static struct mqd_response *await(struct mqd_client *client, uint32_t correlatio
         struct mqd_response *response = take_response(client, correlation_id);
         if (response)
             return response;
-        int64_t left = deadline - now_us();
-        if (left <= 0) {
+        int64_t left_us = deadline - now_us();
+        if (left_us <= 0) {
             mqd_error_set_static(ETIMEDOUT, "the broker has not answered in time");
             return NULL;
         }
-        if (mqd_client_wait(client, left) < 0)
+        if (mqd_client_wait(client, left_us) < 0)
             return NULL;
     }
 }
@@ -185,41 +185,42 @@ static uint8_t *put_partition(uint8_t *at, const struct mqd_client_position *pos
     return at;
 }
 
-/* Returns how many positions, from the first on, have the same topic; they become one topic of the
- * request. */
+/* Returns how many consecutive positions, including the first, have the first one's topic; they
+ * become one topic of the request. */
 static uint32_t count_same_topic(const struct mqd_client_position *positions, uint32_t count)
 {
-    uint32_t same = 1;
-    while (same < count && memcmp(positions[same].topic_id, positions[0].topic_id, sizeof positions[0].topic_id) == 0)
-        same++;
-    return same;
+    uint32_t same_count = 1;
+    while (same_count < count &&
+           memcmp(positions[same_count].topic_id, positions[0].topic_id, sizeof positions[0].topic_id) == 0)
+        same_count++;
+    return same_count;
 }
 
 int mqd_client_park(struct mqd_client *client, const struct mqd_client_position *positions, uint32_t count,
                     int8_t isolation_level, int32_t wait_ms, uint32_t correlation_id)
 {
-    uint32_t topics = 0;
+    uint32_t topic_count = 0;
     if (count == 0 || count > 100000)
         return mqd_error_set(MQD_E_INVALID, "cannot wait for %u partitions; 1 to 100000 are allowed", count);
     for (uint32_t i = 0; i < count; i += count_same_topic(positions + i, count - i))
-        topics++;
-    uint8_t *frame = malloc(HEAD_BYTES + 40 + (size_t)topics * 22 + (size_t)count * 33), *at = frame;
+        topic_count++;
+    uint8_t *frame = malloc(HEAD_BYTES + 40 + (size_t)topic_count * 22 + (size_t)count * 33), *at = frame;
     if (!frame)
         return mqd_error_set_static(ENOMEM, "no memory for a request");
     at = put_head(at, client, API_FETCH, FETCH_VERSION, correlation_id);
     at = mqd_put_be32(at, UINT32_MAX); /* a consumer */
     at = mqd_put_be32(at, (uint32_t)wait_ms);
     at = mqd_put_be32(at, 1); /* minimum: one new byte ends the wait */
-    at = mqd_put_be32(at, 0); /* maximum: the response carries positions, but no records */
+    at = mqd_put_be32(at, 0); /* maximum: the response has no records */
     *at++ = (uint8_t)isolation_level;
     at = mqd_put_be32(at, 0); /* no session */
     at = mqd_put_be32(at, UINT32_MAX);
-    at = mqd_put_unsigned_varint(at, topics + 1);
+    at = mqd_put_unsigned_varint(at, topic_count + 1);
     for (uint32_t i = 0; i < count;) {
-        uint32_t same = count_same_topic(positions + i, count - i);
+        uint32_t same_count = count_same_topic(positions + i, count - i);
         at = (uint8_t *)memcpy(at, positions[i].topic_id, 16) + 16;
-        at = mqd_put_unsigned_varint(at, same + 1);
-        for (uint32_t end = i + same; i < end; i++)
+        at = mqd_put_unsigned_varint(at, same_count + 1);
+        for (uint32_t end = i + same_count; i < end; i++)
             at = put_partition(at, &positions[i]);
         *at++ = 0;
     }

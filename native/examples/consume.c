@@ -15,7 +15,7 @@
 #include "client/client.h"
 #include "client/reader.h"
 
-#define RECORDS 512
+#define VIEW_CAPACITY 512
 
 static void fail(const char *message)
 {
@@ -23,15 +23,15 @@ static void fail(const char *message)
     exit(1);
 }
 
-/* Prints the records that one partition has now; returns their number. */
-static uint64_t drain(struct mqd_segment_reader *reader, struct mqd_record_view *view, uint64_t left)
+/* Prints the records that one partition has now, at most records_max; returns their number. */
+static uint64_t drain(struct mqd_segment_reader *reader, struct mqd_record_view *view, uint64_t records_max)
 {
     struct mqd_read_state state;
-    uint64_t printed = 0;
+    uint64_t printed_count = 0;
     do {
         if (mqd_segment_reader_next(reader, 1 << 20, 1, view, &state) < 0)
             fail("cannot read");
-        for (uint32_t i = 0; i < view->count && printed < left; i++, printed++)
+        for (uint32_t i = 0; i < view->count && printed_count < records_max; i++, printed_count++)
             printf("%.*s\n", view->value_bytes[i] > 0 ? view->value_bytes[i] : 0,
                    (const char *)view->base + view->value_positions[i]);
         if (state.stop == MQD_READ_COMPRESSED) {
@@ -47,21 +47,21 @@ static uint64_t drain(struct mqd_segment_reader *reader, struct mqd_record_view 
                     state.kafka_error, mqd_error_message());
             exit(1);
         }
-    } while (state.stop != MQD_READ_END && printed < left);
-    return printed;
+    } while (state.stop != MQD_READ_END && printed_count < records_max);
+    return printed_count;
 }
 
 static void view_open(struct mqd_record_view *view)
 {
-    *view = (struct mqd_record_view){.capacity = RECORDS,
-                                     .offsets = calloc(RECORDS, 8),
-                                     .timestamps_ms = calloc(RECORDS, 8),
-                                     .key_positions = calloc(RECORDS, 8),
-                                     .key_bytes = calloc(RECORDS, 4),
-                                     .value_positions = calloc(RECORDS, 8),
-                                     .value_bytes = calloc(RECORDS, 4),
-                                     .header_positions = calloc(RECORDS, 8),
-                                     .header_bytes = calloc(RECORDS, 4)};
+    *view = (struct mqd_record_view){.capacity = VIEW_CAPACITY,
+                                     .offsets = calloc(VIEW_CAPACITY, 8),
+                                     .timestamps_ms = calloc(VIEW_CAPACITY, 8),
+                                     .key_positions = calloc(VIEW_CAPACITY, 8),
+                                     .key_bytes = calloc(VIEW_CAPACITY, 4),
+                                     .value_positions = calloc(VIEW_CAPACITY, 8),
+                                     .value_bytes = calloc(VIEW_CAPACITY, 4),
+                                     .header_positions = calloc(VIEW_CAPACITY, 8),
+                                     .header_bytes = calloc(VIEW_CAPACITY, 4)};
 }
 
 static void view_close(struct mqd_record_view *view)
@@ -97,7 +97,7 @@ int main(int count, char **arguments)
         fprintf(stderr, "usage: consume DATA_DIR/run/client.sock TOPIC [COUNT]\n");
         return 2;
     }
-    uint64_t left = count == 4 ? strtoull(arguments[3], NULL, 10) : UINT64_MAX;
+    uint64_t records_left = count == 4 ? strtoull(arguments[3], NULL, 10) : UINT64_MAX;
     /* a consumer sends no batches: it asks for the least memory and uses all of it for requests */
     struct mqd_client_options options = {
         .socket_path = arguments[1], .client_id = "example-consume", .data_bytes = 65536, .request_bytes = 65536};
@@ -117,13 +117,13 @@ int main(int count, char **arguments)
     for (int32_t i = 0; i < topic.partition_count; i++)
         if (!(readers[i] = mqd_segment_reader_open(client, topic.topic_id, i, 0, 0)))
             fail("cannot read the partition");
-    for (uint32_t correlation_id = 2; left;) {
-        uint64_t printed = 0;
-        for (int32_t i = 0; i < topic.partition_count && printed < left; i++)
-            printed += drain(readers[i], &view, left - printed);
-        left -= printed;
+    for (uint32_t correlation_id = 2; records_left;) {
+        uint64_t printed_count = 0;
+        for (int32_t i = 0; i < topic.partition_count && printed_count < records_left; i++)
+            printed_count += drain(readers[i], &view, records_left - printed_count);
+        records_left -= printed_count;
         fflush(stdout);
-        if (left && !printed)
+        if (records_left && !printed_count)
             park(client, &topic, readers, correlation_id++);
     }
     for (int32_t i = 0; i < topic.partition_count; i++)

@@ -14,13 +14,14 @@
 
 #include "client/client.h"
 
-#define RETRIES_MAX 5 /* of all batches together */
+#define RETRY_COUNT_MAX 5 /* of all batches together */
 
 struct program {
     struct mqd_client *client;
     struct mqd_producer *producer;
     int32_t topic;
-    uint64_t written, lost, retries;
+    uint64_t written_count, lost_count; /* records */
+    uint64_t retry_count;
 };
 
 static void fail(const char *message)
@@ -36,9 +37,9 @@ static int64_t now_us(void)
     return now.tv_sec * 1000000ll + now.tv_nsec / 1000;
 }
 
-/* Whether a retry may succeed: the leader is moving or unreachable (3, 5, 6, 13), the request timed
- * out (7), replicas lag (19, 20), or the leader's disk failed (56). Other errors are reported. */
-static int retriable(int16_t error)
+/* Returns whether a retry may succeed: the leader is moving or unreachable (3, 5, 6, 13), the
+ * request timed out (7), replicas lag (19, 20), or the leader's disk failed (56). */
+static int is_retriable(int16_t error)
 {
     return error == 3 || error == 5 || error == 6 || error == 7 || error == 13 || error == 19 || error == 20 ||
            error == 56;
@@ -57,15 +58,15 @@ static void take_outcomes(struct program *p)
         for (uint32_t i = 0; i < count; i++) {
             struct mqd_delivery *d = &deliveries[i];
             if (d->error == 0) {
-                p->written += d->record_count;
+                p->written_count += d->record_count;
                 printf("partition %d: %u records from offset %" PRId64 "\n", d->partition, d->record_count,
                        d->base_offset);
-            } else if (retriable(d->error) && p->retries++ < RETRIES_MAX) {
+            } else if (is_retriable(d->error) && p->retry_count++ < RETRY_COUNT_MAX) {
                 mqd_producer_retry(p->producer, d->batch); /* the batch keeps its place ahead of all later ones */
             } else {
                 fprintf(stderr, "partition %d: %u records refused with error %d\n", d->partition, d->record_count,
                         d->error);
-                p->lost += d->record_count;
+                p->lost_count += d->record_count;
                 mqd_producer_drop(p->producer, d->batch);
             }
         }
@@ -136,8 +137,8 @@ int main(int count, char **arguments)
             fail("lost the broker");
         take_outcomes(&p);
     }
-    printf("%" PRIu64 " records written, %" PRIu64 " lost\n", p.written, p.lost);
+    printf("%" PRIu64 " records written, %" PRIu64 " lost\n", p.written_count, p.lost_count);
     mqd_producer_close(p.producer);
     mqd_client_close(p.client);
-    return p.lost != 0;
+    return p.lost_count != 0;
 }

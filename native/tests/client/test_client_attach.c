@@ -78,7 +78,7 @@ TEST(refusals_name_the_cause_and_what_to_do)
     options.socket_path = "/tmp/mqd-no-such.sock";
     CHECK(!mqd_client_open(&options));
     CHECK_EQUAL(mqd_error_code(), ENOENT);
-    CHECK_CONTAINS(mqd_error_message(), "is it running");
+    CHECK_CONTAINS(mqd_error_message(), "check that the broker is running");
     options.data_bytes = 1000;
     CHECK(!mqd_client_open(&options));
     CHECK_EQUAL(mqd_error_code(), MQD_E_INVALID);

@@ -104,5 +104,5 @@ def test_wrong_arguments_are_reported(programs: Path, shared_broker: Broker) -> 
         [programs / "produce", "/nowhere/client.sock", "t"], stdin=subprocess.DEVNULL, capture_output=True, text=True
     )
     assert done.returncode == 1
-    assert "is it running" in done.stderr
+    assert "check that the broker is running" in done.stderr
     assert subprocess.run([programs / "consume"], capture_output=True).returncode == 2

@@ -125,7 +125,7 @@ def test_a_key_has_one_partition() -> None:
 
 
 def test_without_a_broker_the_cause_is_reported(tmp_path) -> None:
-    with pytest.raises(NativeError, match="is it running") as caught:
+    with pytest.raises(NativeError, match="check that the broker is running") as caught:
         Client(tmp_path / "client.sock")
     assert caught.value.errno == errno.ENOENT
     with pytest.raises(NativeError, match="must have 1 to 107 bytes"):
