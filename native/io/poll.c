@@ -74,9 +74,9 @@ int mqd_poll_remove(struct mqd_poll *poll, int fd, uint64_t token)
     return poll->calls->remove(poll, fd);
 }
 
-int mqd_poll_sync(struct mqd_poll *poll, int fd, bool directory, uint64_t token)
+int mqd_poll_sync(struct mqd_poll *poll, int fd, bool is_directory, uint64_t token)
 {
-    return poll->calls->sync(poll, fd, directory, token);
+    return poll->calls->sync(poll, fd, is_directory, token);
 }
 
 int mqd_poll_syncfs(struct mqd_poll *poll, int fd, uint64_t token)
@@ -89,11 +89,11 @@ int mqd_poll_read_ahead(struct mqd_poll *poll, int fd, uint64_t offset, uint32_t
     return poll->calls->read_ahead(poll, fd, offset, size_bytes, token);
 }
 
-int mqd_poll_run(struct mqd_poll *poll, int fd, int (*work)(void *argument), void *argument, uint64_t token)
+int mqd_poll_run(struct mqd_poll *poll, int fd, int (*function)(void *argument), void *argument, uint64_t token)
 {
     return mqd_pool_submit(
-        poll->pool,
-        &(struct mqd_pool_request){.kind = MQD_POOL_RUN, .fd = fd, .work = work, .argument = argument, .token = token});
+        poll->pool, &(struct mqd_pool_request){
+                        .kind = MQD_POOL_RUN, .fd = fd, .function = function, .argument = argument, .token = token});
 }
 
 /* Sets the flag first: a wait that sees the descriptor's edge must also see the flag. */

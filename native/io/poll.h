@@ -11,8 +11,8 @@
  * before the first wait, and destroy after the waiting thread has ended.
  *
  * Invariants
- *   W1  every change of a socket after the last event about it causes another event; overflowing
- *       kernel queues only delay it.
+ *   W1  every change of a socket after the last event about it causes another event; when kernel
+ *       queues overflow, that event is only delayed.
  *   W2  every accepted file operation causes exactly one DONE event; its entry is freed only then,
  *       so completions never overflow.
  *   W3  a stalled device leaves pool threads for other devices (see io/pool.c).
@@ -42,16 +42,17 @@ int mqd_poll_backend(const struct mqd_poll *poll);
 int mqd_poll_add(struct mqd_poll *poll, int fd, uint64_t token);
 /* No event with this fd's token is delivered after return. Call before close(fd). */
 int mqd_poll_remove(struct mqd_poll *poll, int fd, uint64_t token);
-/* fdatasync (or fsync of a directory). DONE event with token. -1 MQD_E_FULL: too many are running
- * (the limit is at least 256). */
-int mqd_poll_sync(struct mqd_poll *poll, int fd, bool directory, uint64_t token);
+/* Starts an fdatasync (or fsync of a directory). This call and the next three cause a DONE event
+ * with `token`, or return -1 MQD_E_FULL: too many operations are running (the limit is at least
+ * 256). */
+int mqd_poll_sync(struct mqd_poll *poll, int fd, bool is_directory, uint64_t token);
 /* syncfs on the file system of fd; always on the pool. */
 int mqd_poll_syncfs(struct mqd_poll *poll, int fd, uint64_t token);
 /* Reads the range into the page cache and discards the bytes. */
 int mqd_poll_read_ahead(struct mqd_poll *poll, int fd, uint64_t offset, uint32_t size_bytes, uint64_t token);
-/* Runs work(argument) on the pool; its return value is the event's result. fd: any file on the
- * device that the job uses, needed only during this call; -1 = it uses none. */
-int mqd_poll_run(struct mqd_poll *poll, int fd, int (*work)(void *argument), void *argument, uint64_t token);
+/* Runs function(argument) on the pool; its return value is the event's result. fd: any file on the
+ * device that the job uses, needed only during this call; -1 = the job uses no device. */
+int mqd_poll_run(struct mqd_poll *poll, int fd, int (*function)(void *argument), void *argument, uint64_t token);
 /* Makes the current wait, or the next one, return immediately (with the events that have occurred).
  * Any thread; async-signal-safe. */
 void mqd_poll_interrupt(struct mqd_poll *poll);

@@ -19,7 +19,7 @@
 
 struct epoll_poll {
     int fd;
-    bool no_pwait2; /* kernels before 5.11 */
+    bool lacks_pwait2; /* kernels before 5.11 */
 };
 
 static void destroy(struct mqd_poll *poll)
@@ -52,10 +52,11 @@ static int remove_fd(struct mqd_poll *poll, int fd)
     return mqd_error_system(errno, "file descriptor %d is not watched", fd);
 }
 
-static int sync_fd(struct mqd_poll *poll, int fd, bool directory, uint64_t token)
+static int sync_fd(struct mqd_poll *poll, int fd, bool is_directory, uint64_t token)
 {
-    return mqd_pool_submit(poll->pool, &(struct mqd_pool_request){
-                                           .kind = MQD_POOL_SYNC, .fd = fd, .directory = directory, .token = token});
+    return mqd_pool_submit(
+        poll->pool,
+        &(struct mqd_pool_request){.kind = MQD_POOL_SYNC, .fd = fd, .is_directory = is_directory, .token = token});
 }
 
 static int read_ahead(struct mqd_poll *poll, int fd, uint64_t offset, uint32_t size_bytes, uint64_t token)
@@ -68,7 +69,7 @@ static int read_ahead(struct mqd_poll *poll, int fd, uint64_t offset, uint32_t s
 
 static int wait_epoll(struct epoll_poll *epoll, struct epoll_event *events, int count_max, int64_t timeout_ns)
 {
-    if (!epoll->no_pwait2 && timeout_ns > 0) {
+    if (!epoll->lacks_pwait2 && timeout_ns > 0) {
         /* __kernel_timespec */
         struct {
             int64_t seconds, nanoseconds;
@@ -76,7 +77,7 @@ static int wait_epoll(struct epoll_poll *epoll, struct epoll_event *events, int 
         int count = (int)syscall(SYS_epoll_pwait2, epoll->fd, events, count_max, &timeout, NULL, _NSIG / 8);
         if (count >= 0 || (errno != ENOSYS && errno != EPERM)) /* some seccomp profiles return EPERM */
             return count;
-        epoll->no_pwait2 = true;
+        epoll->lacks_pwait2 = true;
     }
     int64_t timeout_ms = timeout_ns > 0 ? (timeout_ns + 999999) / 1000000 : timeout_ns;
     return epoll_wait(epoll->fd, events, count_max,

@@ -17,10 +17,10 @@ enum mqd_pool_kind { MQD_POOL_SYNC, MQD_POOL_SYNCFS, MQD_POOL_READ_AHEAD, MQD_PO
 struct mqd_pool_request {
     enum mqd_pool_kind kind;
     int fd;
-    bool directory;
+    bool is_directory;
     uint64_t offset;
     uint32_t size_bytes;
-    int (*work)(void *argument);
+    int (*function)(void *argument);
     void *argument;
     uint64_t token;
 };
@@ -28,7 +28,7 @@ struct mqd_pool_request {
 struct mqd_pool;
 /* event_fd is written when completions become available */
 struct mqd_pool *mqd_pool_create(int event_fd);
-/* runs the queued jobs, then ends */
+/* runs the queued jobs, then ends the threads */
 void mqd_pool_destroy(struct mqd_pool *pool);
 int mqd_pool_submit(struct mqd_pool *pool, const struct mqd_pool_request *request); /* -1 MQD_E_FULL */
 int mqd_pool_collect(struct mqd_pool *pool, struct mqd_poll_event *events, int count_max);
@@ -40,7 +40,7 @@ struct mqd_poll_calls {
     void (*destroy)(struct mqd_poll *poll);
     int (*add)(struct mqd_poll *poll, int fd, uint64_t token);
     int (*remove)(struct mqd_poll *poll, int fd);
-    int (*sync)(struct mqd_poll *poll, int fd, bool directory, uint64_t token);
+    int (*sync)(struct mqd_poll *poll, int fd, bool is_directory, uint64_t token);
     int (*read_ahead)(struct mqd_poll *poll, int fd, uint64_t offset, uint32_t size_bytes, uint64_t token);
     /* Like mqd_poll_wait, but may return 0 early; the wake-up descriptor produces no event and only
      * ends the wait. */

@@ -41,7 +41,7 @@ enum kind { KIND_IGNORE, KIND_WAKE, KIND_POLL, KIND_SYNC, KIND_READ };
 struct watched_fd {
     uint64_t token;
     uint32_t generation; /* of the descriptor's current use, or of the next one */
-    bool present;
+    bool is_watched;
     bool arm_pending; /* not armed yet: the submission queue was full */
 };
 
@@ -52,18 +52,18 @@ struct operation {
     uint32_t done_bytes;
     uint32_t next; /* free list */
     int fd;
-    bool directory;
+    bool is_directory;
 };
 
 struct uring_poll {
     struct mqd_uring ring;
     int wake_fd;
     struct watched_fd *watched; /* by fd */
-    uint32_t watched_count;
+    uint32_t watched_capacity;
     uint32_t arm_pending_count;
     bool wake_arm_pending;
     uint32_t running_count;
-    uint32_t free_operation;
+    uint32_t first_free_operation;
     struct operation operation[OPERATION_COUNT_MAX];
     struct iovec pieces[READ_PIECE_COUNT];
     uint8_t *scratch;
@@ -108,23 +108,23 @@ static void arm_pending_fds(struct uring_poll *uring)
 {
     if (uring->wake_arm_pending)
         arm_wake(uring);
-    for (uint32_t fd = 0; uring->arm_pending_count && fd < uring->watched_count; fd++)
+    for (uint32_t fd = 0; uring->arm_pending_count && fd < uring->watched_capacity; fd++)
         if (uring->watched[fd].arm_pending)
             arm_watched(uring, fd);
 }
 
 static int grow_watched(struct uring_poll *uring, uint32_t fd)
 {
-    uint32_t count = uring->watched_count ? uring->watched_count : 64;
+    uint32_t count = uring->watched_capacity ? uring->watched_capacity : 64;
     while (count <= fd)
         count *= 2;
     struct watched_fd *bigger = realloc(uring->watched, count * sizeof *bigger);
     if (!bigger)
         return mqd_error_system(ENOMEM, "no memory to watch file descriptor %u", fd);
-    for (uint32_t i = uring->watched_count; i < count; i++)
+    for (uint32_t i = uring->watched_capacity; i < count; i++)
         bigger[i] = (struct watched_fd){0};
     uring->watched = bigger;
-    uring->watched_count = count;
+    uring->watched_capacity = count;
     return 0;
 }
 
@@ -132,12 +132,12 @@ static int add(struct mqd_poll *poll, int fd, uint64_t token)
 {
     struct uring_poll *uring = poll->backend_state;
     uint32_t index = (uint32_t)fd;
-    if (index >= uring->watched_count && grow_watched(uring, index) != 0)
+    if (index >= uring->watched_capacity && grow_watched(uring, index) != 0)
         return -1;
     struct watched_fd *watched = &uring->watched[index];
-    if (watched->present)
+    if (watched->is_watched)
         return mqd_error_set(EEXIST, "file descriptor %d is already watched", fd);
-    watched->present = true;
+    watched->is_watched = true;
     watched->token = token;
     arm_watched(uring, index);
     return 0;
@@ -149,7 +149,7 @@ static int add(struct mqd_poll *poll, int fd, uint64_t token)
 static int remove_fd(struct mqd_poll *poll, int fd)
 {
     struct uring_poll *uring = poll->backend_state;
-    if (fd < 0 || (uint32_t)fd >= uring->watched_count || !uring->watched[fd].present)
+    if (fd < 0 || (uint32_t)fd >= uring->watched_capacity || !uring->watched[fd].is_watched)
         return mqd_error_set(ENOENT, "file descriptor %d is not watched", fd);
     struct watched_fd *watched = &uring->watched[fd];
     uint64_t data = user_data(KIND_POLL, watched->generation, (uint32_t)fd);
@@ -190,8 +190,8 @@ static int on_poll(struct uring_poll *uring, const struct mqd_uring_completion *
 {
     uint32_t fd = (uint32_t)completion->user_data;
     uint32_t generation = (uint32_t)(completion->user_data >> 32) & GENERATION_MASK;
-    struct watched_fd *watched = fd < uring->watched_count ? &uring->watched[fd] : NULL;
-    if (!watched || !watched->present || watched->generation != generation)
+    struct watched_fd *watched = fd < uring->watched_capacity ? &uring->watched[fd] : NULL;
+    if (!watched || !watched->is_watched || watched->generation != generation)
         return 0; /* removed in the meantime */
     /* not pollable, or out of memory: arming again would not help; the owner will close the
      * descriptor */
@@ -212,21 +212,21 @@ static int on_poll(struct uring_poll *uring, const struct mqd_uring_completion *
 
 static struct operation *take_operation(struct uring_poll *uring, int fd, uint64_t token)
 {
-    uint32_t index = uring->free_operation;
+    uint32_t index = uring->first_free_operation;
     if (index == NO_OPERATION) {
         mqd_error_set_static(MQD_E_FULL, "too many file operations are in progress");
         return NULL;
     }
     struct operation *operation = &uring->operation[index];
-    uring->free_operation = operation->next;
+    uring->first_free_operation = operation->next;
     *operation = (struct operation){.fd = fd, .token = token};
     return operation;
 }
 
 static void free_operation(struct uring_poll *uring, struct operation *operation)
 {
-    operation->next = uring->free_operation;
-    uring->free_operation = (uint32_t)(operation - uring->operation);
+    operation->next = uring->first_free_operation;
+    uring->first_free_operation = (uint32_t)(operation - uring->operation);
 }
 
 static uint64_t operation_data(const struct uring_poll *uring, enum kind kind, const struct operation *operation)
@@ -240,23 +240,23 @@ static int refuse_operation(struct uring_poll *uring, struct operation *operatio
     return mqd_error_set_static(MQD_E_FULL, "io_uring accepts no more requests now");
 }
 
-static int sync_fd(struct mqd_poll *poll, int fd, bool directory, uint64_t token)
+static int sync_fd(struct mqd_poll *poll, int fd, bool is_directory, uint64_t token)
 {
     struct uring_poll *uring = poll->backend_state;
     if (mqd_file_sync_may_delay())
         return mqd_pool_submit(
             poll->pool,
-            &(struct mqd_pool_request){.kind = MQD_POOL_SYNC, .fd = fd, .directory = directory, .token = token});
+            &(struct mqd_pool_request){.kind = MQD_POOL_SYNC, .fd = fd, .is_directory = is_directory, .token = token});
     struct operation *operation = take_operation(uring, fd, token);
     if (!operation)
         return -1;
     struct mqd_uring_submission *submission = mqd_uring_next(&uring->ring);
     if (!submission)
         return refuse_operation(uring, operation);
-    operation->directory = directory;
+    operation->is_directory = is_directory;
     submission->opcode = MQD_URING_OP_FSYNC;
     submission->fd = fd;
-    submission->operation_flags = directory ? 0 : MQD_URING_FSYNC_DATASYNC;
+    submission->operation_flags = is_directory ? 0 : MQD_URING_FSYNC_DATASYNC;
     submission->user_data = operation_data(uring, KIND_SYNC, operation);
     /* recorded before the kernel starts, so that later writes are not considered covered */
     mqd_file_sync_begin(fd);
@@ -271,14 +271,14 @@ static bool queue_read(struct uring_poll *uring, struct operation *operation)
     struct mqd_uring_submission *submission = mqd_uring_next(&uring->ring);
     if (!submission)
         return false;
-    uint32_t pieces = operation->remaining_bytes / MQD_READ_AHEAD_STEP_BYTES +
-                      (operation->remaining_bytes % MQD_READ_AHEAD_STEP_BYTES != 0);
+    uint32_t piece_count = operation->remaining_bytes / MQD_READ_AHEAD_STEP_BYTES +
+                           (operation->remaining_bytes % MQD_READ_AHEAD_STEP_BYTES != 0);
     submission->opcode = MQD_URING_OP_READV;
     submission->flags = MQD_URING_SQE_ASYNC;
     submission->fd = operation->fd;
     submission->offset = operation->offset;
     submission->address = (uintptr_t)uring->pieces;
-    submission->length = pieces < READ_PIECE_COUNT ? pieces : READ_PIECE_COUNT;
+    submission->length = piece_count < READ_PIECE_COUNT ? piece_count : READ_PIECE_COUNT;
     submission->user_data = operation_data(uring, KIND_READ, operation);
     return true;
 }
@@ -342,7 +342,7 @@ static int on_completion(struct uring_poll *uring, const struct mqd_uring_comple
         return 0;
     case KIND_SYNC: {
         struct operation *operation = &uring->operation[index];
-        return complete(uring, operation, mqd_file_sync_end(operation->fd, operation->directory, completion->result),
+        return complete(uring, operation, mqd_file_sync_end(operation->fd, operation->is_directory, completion->result),
                         event);
     }
     case KIND_READ:

@@ -8,11 +8,11 @@
  * Fairness: jobs are grouped by the device of their file. The arbitrary jobs (mqd_poll_run) of a
  * device form a second group, and all jobs without a device form one more. A group uses at most
  * MQD_POOL_THREADS_PER_GROUP_MAX threads, and the last idle thread is reserved for a group that has
- * no thread. So a stalled disk does not stop the flushes or the arbitrary jobs of another disk,
- * even if the jobs of both its groups hang and many more are queued. The jobs of a group start in
- * the order of their submission.
+ * no thread. So when a disk stalls, the flushes and arbitrary jobs of other disks continue, even if
+ * jobs of both groups of the stalled disk hang and many more are queued. The jobs of a group start
+ * in the order of their submission.
  *
- * Threads are started when more jobs wait than threads are idle, and are kept.
+ * A thread is started when more jobs are queued than threads are idle. Threads end with the pool.
  */
 #include <errno.h>
 #include <limits.h>
@@ -91,8 +91,8 @@ static int32_t read_ahead(const struct mqd_pool_request *request)
     uint8_t scratch[MQD_READ_AHEAD_STEP_BYTES];
     uint32_t total = 0;
     while (total < request->size_bytes) {
-        uint32_t left = request->size_bytes - total;
-        ssize_t count = pread(request->fd, scratch, left < sizeof scratch ? left : sizeof scratch,
+        uint32_t bytes_left = request->size_bytes - total;
+        ssize_t count = pread(request->fd, scratch, bytes_left < sizeof scratch ? bytes_left : sizeof scratch,
                               (off_t)(request->offset + total));
         if (count < 0 && errno == EINTR)
             continue;
@@ -120,13 +120,13 @@ static int32_t perform(const struct mqd_pool_request *request)
 {
     switch (request->kind) {
     case MQD_POOL_SYNC:
-        return mqd_file_sync(request->fd, request->directory) == 0 ? 0 : -errno;
+        return mqd_file_sync(request->fd, request->is_directory) == 0 ? 0 : -errno;
     case MQD_POOL_SYNCFS:
         return sync_file_system(request->fd);
     case MQD_POOL_READ_AHEAD:
         return read_ahead(request);
     default:
-        return request->work(request->argument);
+        return request->function(request->argument);
     }
 }
 

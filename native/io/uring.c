@@ -153,7 +153,7 @@ static int map_queues(struct mqd_uring *ring, const struct parameters *p)
     ring->submission_tail_word = (uint32_t *)(base + p->submission.tail);
     ring->submission_flags_word = (uint32_t *)(base + p->submission.flags);
     ring->submission_mask = *(uint32_t *)(base + p->submission.ring_mask);
-    ring->submission_count = p->submission_entries;
+    ring->submission_capacity = p->submission_entries;
     ring->completion_head_word = (uint32_t *)(base + p->completion.head);
     ring->completion_tail_word = (uint32_t *)(base + p->completion.tail);
     ring->completion_mask = *(uint32_t *)(base + p->completion.ring_mask);
@@ -164,7 +164,8 @@ static int map_queues(struct mqd_uring *ring, const struct parameters *p)
     return 0;
 }
 
-/* Restricts the ring to the operations used here, because seccomp filters do not see them. */
+/* Restricts the ring to the operations used here: seccomp filters cannot do that, because they do
+ * not see io_uring's operations. */
 static int restrict_operations(int fd)
 {
     struct restriction allowed[sizeof operations_needed / sizeof operations_needed[0] + 3] = {
@@ -190,7 +191,7 @@ int mqd_uring_open(struct mqd_uring *ring, uint32_t submission_count, uint32_t c
         return mqd_error_system(errno, "io_uring is not available%s" REMEDY, hint);
     }
     ring->features = parameters.features;
-    ring->taskrun_flag = parameters.flags & SETUP_TASKRUN_FLAG;
+    ring->has_taskrun_flag = parameters.flags & SETUP_TASKRUN_FLAG;
     if (check_support(ring->fd, parameters.features) == 0 && map_queues(ring, &parameters) == 0 &&
         restrict_operations(ring->fd) == 0)
         return 0;
@@ -209,9 +210,9 @@ void mqd_uring_close(struct mqd_uring *ring)
 
 struct mqd_uring_submission *mqd_uring_next(struct mqd_uring *ring)
 {
-    if (ring->submission_tail - mqd_load_acquire(ring->submission_head_word) >= ring->submission_count) {
+    if (ring->submission_tail - mqd_load_acquire(ring->submission_head_word) >= ring->submission_capacity) {
         mqd_uring_enter(ring, 0, 0);
-        if (ring->submission_tail - mqd_load_acquire(ring->submission_head_word) >= ring->submission_count)
+        if (ring->submission_tail - mqd_load_acquire(ring->submission_head_word) >= ring->submission_capacity)
             return NULL;
     }
     struct mqd_uring_submission *submission = &ring->submissions[ring->submission_tail++ & ring->submission_mask];
@@ -244,7 +245,7 @@ int mqd_uring_enter(struct mqd_uring *ring, uint32_t wait_count, int64_t timeout
 
 bool mqd_uring_needs_enter(const struct mqd_uring *ring)
 {
-    return !ring->taskrun_flag || ring->submission_tail != mqd_load_acquire(ring->submission_head_word) ||
+    return !ring->has_taskrun_flag || ring->submission_tail != mqd_load_acquire(ring->submission_head_word) ||
            (mqd_load_acquire(ring->submission_flags_word) & (SQ_CQ_OVERFLOW | SQ_TASKRUN));
 }
 

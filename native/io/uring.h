@@ -2,8 +2,8 @@
  * kernel's (io_uring(7), io_uring_setup(2), io_uring_enter(2)); they are defined here because the
  * headers of the build machine may be older than the kernel that the program runs on.
  *
- * One thread submits and waits (the first that enters); another thread may create and fill the
- * queue before that.
+ * Only the first thread that enters the ring may submit and wait; before that, another thread may
+ * open the ring and fill its queue.
  */
 #ifndef MQD_URING_H
 #define MQD_URING_H
@@ -48,10 +48,10 @@ struct mqd_uring {
     int fd;
     uint32_t features;
     bool enabled;
-    bool taskrun_flag; /* the kernel reports in sq_flags when completions are ready to be posted */
+    bool has_taskrun_flag; /* the kernel reports in sq_flags when completions are ready to be posted */
     uint32_t submission_mask;
-    uint32_t submission_count; /* entries */
-    uint32_t submission_tail;  /* including entries not submitted yet */
+    uint32_t submission_capacity;
+    uint32_t submission_tail; /* including entries not submitted yet */
     uint32_t completion_mask;
     uint32_t *submission_head_word;
     uint32_t *submission_tail_word;
