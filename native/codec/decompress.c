@@ -15,8 +15,8 @@
 #define KEPT_BYTES_MAX ((size_t)1 << 20) /* of a thread's buffer, after mqd_decompress_trim() */
 #define GZIP_WINDOW (16 + 15)            /* inflateInit2: a gzip header, a window of 32 KiB */
 #define XERIAL_HEADER_BYTES 16
-/* an element of two or three bytes yields at most 64 bytes; the size that a block claims is checked
- * against this ratio before it is allocated */
+/* an element of two or three bytes yields at most 64 bytes; the output size that a block states is
+ * checked against this ratio before memory is allocated */
 #define SNAPPY_RATIO_MAX ((size_t)64)
 #define LZ4_FLAGS_AT 4
 #define LZ4_FLAG_INDEPENDENT 0x20
@@ -135,11 +135,11 @@ static bool lz4_reset(struct workspace *workspace)
 
 static void lz4_step(struct workspace *workspace, struct step *step)
 {
-    size_t left = mqd_codec_functions.LZ4F_decompress(workspace->lz4, step->out, &step->out_bytes, step->in,
-                                                      &step->in_bytes, NULL);
-    if (mqd_codec_functions.LZ4F_isError(left))
-        step->problem = mqd_codec_functions.LZ4F_getErrorName(left);
-    step->ended = left == 0;
+    size_t result = mqd_codec_functions.LZ4F_decompress(workspace->lz4, step->out, &step->out_bytes, step->in,
+                                                        &step->in_bytes, NULL);
+    if (mqd_codec_functions.LZ4F_isError(result))
+        step->problem = mqd_codec_functions.LZ4F_getErrorName(result);
+    step->ended = result == 0;
 }
 
 static bool zstd_reset(struct workspace *workspace)
@@ -155,12 +155,12 @@ static void zstd_step(struct workspace *workspace, struct step *step)
 {
     struct mqd_zstd_in in = {step->in, step->in_bytes, 0};
     struct mqd_zstd_out out = {step->out, step->out_bytes, 0};
-    size_t left = mqd_codec_functions.ZSTD_decompressStream(workspace->zstd, &out, &in);
+    size_t result = mqd_codec_functions.ZSTD_decompressStream(workspace->zstd, &out, &in);
     step->in_bytes = in.position;
     step->out_bytes = out.position;
-    if (mqd_codec_functions.ZSTD_isError(left))
-        step->problem = mqd_codec_functions.ZSTD_getErrorName(left);
-    step->ended = left == 0;
+    if (mqd_codec_functions.ZSTD_isError(result))
+        step->problem = mqd_codec_functions.ZSTD_getErrorName(result);
+    step->ended = result == 0;
 }
 
 static const struct stream {
