@@ -74,7 +74,7 @@ class Compaction:
     def __init__(self, directory: str | os.PathLike[str], bases: Sequence[int], options: CompactOptions):
         c_options = copy_in(options, ffi.new("struct mqd_compact_options *"))
         c_options.segment_count = len(bases)
-        self._progress = ffi.new("struct mqd_compact_work *")
+        self._progress = ffi.new("struct mqd_compact_step_result *")
         self._pointer = lib.mqd_compact_open(os.fsencode(directory), list(bases), c_options)
         if self._pointer == ffi.NULL:
             raise failure(directory)

@@ -9,8 +9,9 @@
  *      swap_finish, mqd_reactor_segments_replaced
  *   4  close
  *
- * A step may also return DECOMPRESS or COMPRESS: the caller must decompress or compress work->bytes
- * with work->codec and pass the result to mqd_compact_resume before the next step.
+ * A step may also return DECOMPRESS or COMPRESS: the caller must then decompress or compress
+ * result->bytes with result->codec, and pass the new bytes to mqd_compact_resume before the next
+ * step.
  */
 #ifndef MQD_COMPACT_API_H
 #define MQD_COMPACT_API_H
@@ -48,7 +49,7 @@ struct mqd_compact_figures {
     uint8_t map_full;
 };
 
-struct mqd_compact_work {
+struct mqd_compact_step_result {
     const uint8_t *bytes; /* DECOMPRESS, COMPRESS */
     uint64_t size_bytes;
     uint32_t codec;      /* as in a batch's attributes */
@@ -62,18 +63,18 @@ struct mqd_compact_group {
 };
 
 struct mqd_compact;
-/* `bases` ascending: the segments to clean, from the log's first on, then all others up to the
- * segment that holds the high watermark. */
+/* `bases`: base offsets, ascending. First those of the segments to clean, beginning with the log's
+ * first segment, then all others up to the segment that holds the high watermark. */
 struct mqd_compact *mqd_compact_open(const char *directory, const int64_t *bases,
                                      const struct mqd_compact_options *options);
 void mqd_compact_close(struct mqd_compact *compact); /* deletes incomplete files */
 /* Processes about bytes_max bytes. Returns enum mqd_compact_state, or -1: MQD_E_CORRUPT (this log
  * cannot be compacted), MQD_E_FULL (the table cannot hold even one key), MQD_E_STALE (try again
  * later), or an errno; ENOENT: a segment was deleted. */
-int mqd_compact_step(struct mqd_compact *compact, uint64_t bytes_max, struct mqd_compact_work *work);
+int mqd_compact_step(struct mqd_compact *compact, uint64_t bytes_max, struct mqd_compact_step_result *result);
 /* Returns the same as mqd_compact_step; it may request the next conversion immediately. */
 int mqd_compact_resume(struct mqd_compact *compact, const uint8_t *bytes, uint64_t size_bytes,
-                       struct mqd_compact_work *work);
+                       struct mqd_compact_step_result *result);
 int mqd_compact_group_begin(struct mqd_compact *compact, uint32_t first, uint32_t count);
 int mqd_compact_group_end(struct mqd_compact *compact, struct mqd_compact_group *out);
 void mqd_compact_read_figures(const struct mqd_compact *compact, struct mqd_compact_figures *out);

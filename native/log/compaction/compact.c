@@ -27,7 +27,7 @@ static int check_options(const int64_t *bases, const struct mqd_compact_options 
         valid = bases[i] >= 0 && (i == 0 || bases[i] > bases[i - 1]);
     return valid ? 0
                  : mqd_error_set_static(MQD_E_INVALID, "a compaction needs ascending segments, at least one "
-                                                       "to clean, and a load factor");
+                                                       "to clean, and a load factor of 1 to 100 %");
 }
 
 /* Returns the number of the last segment to clean that begins at or below the offset, or 0. */
@@ -235,8 +235,9 @@ static int finish_map(struct mqd_compact *compact)
     return MQD_COMPACT_DONE;
 }
 
-/* The table became full at this offset, which is in the segment being read. The earlier segments
- * are cleaned; if there are none, this one is cleaned, as far as it was mapped. */
+/* Called when the table is full at this offset, which is in the segment being read. If there are
+ * earlier dirty segments, cleaning ends before this segment; otherwise this segment is cleaned up
+ * to the offset. */
 static int on_map_full(struct mqd_compact *compact, int64_t offset)
 {
     uint32_t number = compact->input.number;
@@ -336,24 +337,24 @@ static uint64_t moved_bytes(const struct mqd_compact *compact)
     return (uint64_t)(compact->input.read_bytes + compact->scan_input.read_bytes + compact->figures.written_bytes);
 }
 
-/* Fills `work`: the bytes that this call read and wrote, and what the caller must decompress or
+/* Fills `result`: the bytes that this call read and wrote, and what the caller must decompress or
  * compress. */
-static int report(struct mqd_compact *compact, int state, uint64_t before, struct mqd_compact_work *work)
+static int report(struct mqd_compact *compact, int state, uint64_t before, struct mqd_compact_step_result *result)
 {
-    *work = (struct mqd_compact_work){.done_bytes = moved_bytes(compact) - before};
+    *result = (struct mqd_compact_step_result){.done_bytes = moved_bytes(compact) - before};
     compact->pending_conversion = state == MQD_COMPACT_DECOMPRESS || state == MQD_COMPACT_COMPRESS ? state : 0;
     if (compact->pending_conversion) {
-        work->codec = (uint32_t)(compact->batch.attributes & MQD_ATTRIBUTE_COMPRESSION);
-        work->bytes =
+        result->codec = (uint32_t)(compact->batch.attributes & MQD_ATTRIBUTE_COMPRESSION);
+        result->bytes =
             state == MQD_COMPACT_DECOMPRESS ? compact->bytes + MQD_BATCH_HEADER_BYTES : compact->scratch.bytes;
-        work->size_bytes = state == MQD_COMPACT_DECOMPRESS
-                               ? (uint64_t)compact->batch.size_bytes - MQD_BATCH_HEADER_BYTES
-                               : compact->scratch.size_bytes;
+        result->size_bytes = state == MQD_COMPACT_DECOMPRESS
+                                 ? (uint64_t)compact->batch.size_bytes - MQD_BATCH_HEADER_BYTES
+                                 : compact->scratch.size_bytes;
     }
     return state;
 }
 
-int mqd_compact_step(struct mqd_compact *compact, uint64_t bytes_max, struct mqd_compact_work *work)
+int mqd_compact_step(struct mqd_compact *compact, uint64_t bytes_max, struct mqd_compact_step_result *result)
 {
     uint64_t before = moved_bytes(compact);
     int state = MQD_COMPACT_MORE;
@@ -361,11 +362,11 @@ int mqd_compact_step(struct mqd_compact *compact, uint64_t bytes_max, struct mqd
         return mqd_error_set_static(MQD_E_INVALID, "mqd_compact_resume must be called before the next step");
     while (state == MQD_COMPACT_MORE && moved_bytes(compact) - before < bytes_max)
         state = one_step(compact);
-    return report(compact, state, before, work);
+    return report(compact, state, before, result);
 }
 
 int mqd_compact_resume(struct mqd_compact *compact, const uint8_t *bytes, uint64_t size_bytes,
-                       struct mqd_compact_work *work)
+                       struct mqd_compact_step_result *result)
 {
     uint64_t before = moved_bytes(compact);
     int conversion = compact->pending_conversion, state;
@@ -377,5 +378,5 @@ int mqd_compact_resume(struct mqd_compact *compact, const uint8_t *bytes, uint64
         state = mqd_compact_copy_records(compact, bytes, size_bytes);
     else
         state = mqd_compact_copy_compressed(compact, bytes, size_bytes);
-    return report(compact, state, before, work);
+    return report(compact, state, before, result);
 }

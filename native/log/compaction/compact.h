@@ -58,8 +58,8 @@ struct mqd_compact_input {
 int mqd_compact_input_begin(struct mqd_compact_input *input, uint32_t number, uint32_t end_number);
 /* Returns 1 and a batch with a valid header, 0 at the end, or -1 with mqd_error set. */
 int mqd_compact_input_next(struct mqd_compact_input *input, struct mqd_batch *batch);
-/* All bytes of the batch that `next` returned, CRC checked; valid until the next call. NULL:
- * mqd_error set. */
+/* Returns all bytes of the batch that mqd_compact_input_next returned, with the CRC checked; valid
+ * until the next call. NULL: mqd_error set. */
 const uint8_t *mqd_compact_input_bytes(struct mqd_compact_input *input, const struct mqd_batch *batch);
 int mqd_compact_report_corrupt(const struct mqd_compact_input *input, const struct mqd_batch *batch,
                                const char *reason);
@@ -78,7 +78,7 @@ struct mqd_compact_output {
     const char *directory;
     int64_t base_offset;
     int fd;
-    int64_t position, synced; /* written or buffered so far; flushed so far */
+    int64_t position, synced_position; /* end of the bytes written or buffered; end of the flushed bytes */
     int32_t index_interval_bytes;
     struct mqd_compact_bytes pending, index_bytes, time_index_bytes, transaction_bytes, transaction_sums;
     struct mqd_index index;

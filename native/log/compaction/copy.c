@@ -28,8 +28,8 @@ static int copy_unchanged(struct mqd_compact *compact)
 }
 
 /* Positions are int32, and a rebuilt batch may be larger than the old one (delete horizon, another
- * compression result). If it would leave no room for the batches after it, the old one is
- * copied. */
+ * compression result). If the rebuilt batch would leave no room for the batches after it, the old
+ * one is copied. */
 static bool fits(const struct mqd_compact *compact, uint64_t size_bytes)
 {
     return (uint64_t)compact->output.position + size_bytes + (uint64_t)compact->group_left_bytes <= INT32_MAX;
@@ -47,7 +47,7 @@ static int write_rebuilt(struct mqd_compact *compact, const struct mqd_batch *ba
     return write_batch(compact, batch, header, sizeof header, records, (uint32_t)size_bytes);
 }
 
-/* Whether the batch is its producer's last, which K5 keeps. */
+/* Returns whether the batch is its producer's last, which K5 keeps. */
 static bool is_last_of_producer(const struct mqd_compact *compact, const struct mqd_batch *batch)
 {
     int64_t last;
@@ -59,7 +59,7 @@ static bool is_last_of_producer(const struct mqd_compact *compact, const struct 
                                                      : last == batch->base_offset;
 }
 
-/* The last batch of the cleaned segments: it determines where the log continues. */
+/* Returns whether the current batch is the last of the cleaned segments, which K5 keeps. */
 static bool is_last_cleaned_batch(const struct mqd_compact *compact)
 {
     return compact->input.number + 1 == compact->figures.to_clean_count &&
@@ -242,7 +242,7 @@ static int gather_runs(struct mqd_compact *compact, const uint8_t *bytes)
     return 0;
 }
 
-/* The new header, without size and CRC. */
+/* Returns the new header, without size and CRC. */
 static struct mqd_batch new_header(const struct mqd_compact *compact, const struct kept_records *kept,
                                    bool sets_horizon)
 {
@@ -335,7 +335,7 @@ static int measure_group(struct mqd_compact *compact, uint32_t first, uint32_t c
     int64_t end_offset = first + count < compact->options.segment_count ? compact->bases[first + count]
                                                                         : compact->bases[first + count - 1] + 1;
     if (compact->group_left_bytes > INT32_MAX || end_offset - compact->bases[first] > INT32_MAX)
-        return mqd_error_set(MQD_E_INVALID, "%u segments from %lld on do not fit into one", count,
+        return mqd_error_set(MQD_E_INVALID, "%u segments, the first with base offset %lld, do not fit into one", count,
                              (long long)compact->bases[first]);
     return 0;
 }

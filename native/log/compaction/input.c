@@ -14,7 +14,7 @@
 #include "log/segment.h"
 
 #define RWF_DONTCACHE_FLAG 0x80 /* Linux 6.14 */
-#define CRC_FROM 21
+#define CRC_END 21              /* the CRC covers the bytes after its own field */
 
 static int open_segment(struct mqd_compact_input *input)
 {
@@ -26,9 +26,9 @@ static int open_segment(struct mqd_compact_input *input)
     input->fd = open(path, O_RDONLY | O_CLOEXEC);
     if (input->fd < 0 || fstat(input->fd, &status) < 0)
         return mqd_error_system(errno, "cannot read %s", path);
-    bool last = input->number + 1 == input->segment_count;
-    input->file_end =
-        last && input->end_position >= 0 && input->end_position < status.st_size ? input->end_position : status.st_size;
+    bool is_last = input->number + 1 == input->segment_count;
+    input->file_end = is_last && input->end_position >= 0 && input->end_position < status.st_size ? input->end_position
+                                                                                                  : status.st_size;
     input->position = input->buffer_position = input->buffer_bytes = 0;
     if (input->next_offset < base)
         input->next_offset = base;
@@ -127,15 +127,15 @@ int mqd_compact_input_next(struct mqd_compact_input *input, struct mqd_batch *ba
     }
     if (input->fd < 0)
         return 0;
-    int64_t left = input->file_end - input->position, base = input->bases[input->number];
-    if (left < MQD_BATCH_HEADER_BYTES)
+    int64_t bytes_left = input->file_end - input->position, base = input->bases[input->number];
+    if (bytes_left < MQD_BATCH_HEADER_BYTES)
         return mqd_compact_report_corrupt(input, NULL, "the file ends inside a batch header");
     const uint8_t *bytes = make_readable(input, MQD_BATCH_HEADER_BYTES);
     if (!bytes)
         return -1;
     if (mqd_batch_decode(bytes, MQD_BATCH_HEADER_BYTES, batch) < 0)
         return mqd_compact_report_corrupt(input, NULL, "not a record batch header with magic 2");
-    if (batch->size_bytes > left)
+    if (batch->size_bytes > bytes_left)
         return mqd_compact_report_corrupt(input, NULL, "the file ends inside a batch");
     int64_t end_offset = mqd_batch_end_offset(batch);
     bool has_next_segment = input->number + 1 < input->segment_count;
@@ -152,7 +152,7 @@ const uint8_t *mqd_compact_input_bytes(struct mqd_compact_input *input, const st
     input->position -= batch->size_bytes;
     const uint8_t *bytes = make_readable(input, batch->size_bytes);
     input->position += batch->size_bytes;
-    if (bytes && mqd_crc32c(0, bytes + CRC_FROM, (size_t)batch->size_bytes - CRC_FROM) != batch->crc) {
+    if (bytes && mqd_crc32c(0, bytes + CRC_END, (size_t)batch->size_bytes - CRC_END) != batch->crc) {
         mqd_compact_report_corrupt(input, batch, "a batch's CRC is wrong");
         return NULL;
     }

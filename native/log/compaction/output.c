@@ -52,7 +52,7 @@ int mqd_compact_output_begin(struct mqd_compact_output *output, int64_t base_off
 {
     char path[PATH_MAX];
     output->base_offset = base_offset;
-    output->position = output->synced = 0;
+    output->position = output->synced_position = 0;
     output->pending.size_bytes = output->index_bytes.size_bytes = output->time_index_bytes.size_bytes =
         output->transaction_bytes.size_bytes = output->transaction_sums.size_bytes = 0;
     mqd_index_init(&output->index);
@@ -82,9 +82,9 @@ static int write_pending(struct mqd_compact_output *output)
     if (write_fully(output->fd, output->pending.bytes, output->pending.size_bytes, start) < 0)
         return -1;
     output->pending.size_bytes = 0;
-    if (output->position - output->synced < MQD_COMPACT_SYNC_BYTES)
+    if (output->position - output->synced_position < MQD_COMPACT_SYNC_BYTES)
         return 0;
-    output->synced = output->position;
+    output->synced_position = output->position;
     return mqd_file_sync(output->fd, false) < 0 ? mqd_error_system(errno, "cannot flush a compacted segment") : 0;
 }
 

@@ -112,9 +112,9 @@ static void check_files(struct mqd_partition *partition, const struct model *mod
 
 static int run(struct mqd_compact *compact)
 {
-    struct mqd_compact_work work;
+    struct mqd_compact_step_result result;
     int state;
-    while ((state = mqd_compact_step(compact, 1000, &work)) == MQD_COMPACT_MORE)
+    while ((state = mqd_compact_step(compact, 1000, &result)) == MQD_COMPACT_MORE)
         ;
     return state;
 }
