@@ -60,23 +60,23 @@ def create(
     topic = NewTopic(
         name, num_partitions=partitions or -1, replication_factor=replication_factor or -1, config=pairs(configs, "-c")
     )
-    created = True
+    existed = False
     admin = admin_client(settings.bootstrap)  # must outlive its futures
     try:
         admin.create_topics([topic], operation_timeout=REQUEST_TIMEOUT_S, validate_only=dry_run)[name].result()
     except KafkaException as error:
         if not (if_not_exists and error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS):
             raise resource_error(f"topic {name}", error) from None
-        created = False
+        existed = True
     if settings.json:
-        emit_json({"topic": name, "created": created and not dry_run})
+        emit_json({"topic": name, "created": not existed and not dry_run, "existed": existed})
     else:
         click.echo(
-            f"topic {name} could be created"
-            if dry_run and created
+            f"topic {name} exists"
+            if existed
+            else f"topic {name} could be created"
+            if dry_run
             else f"created topic {name}"
-            if created
-            else f"topic {name} exists"
         )
 
 

@@ -137,7 +137,9 @@ def open_sealed(cipher: AESGCM, data: bytes, head_size: int, topic: bytes, key: 
 
 def _decompress_value(codec: int, plaintext: bytes) -> bytes:
     """Decompresses a value (E2)."""
-    size = _SIZE.unpack_from(plaintext)[0] if len(plaintext) >= _SIZE.size else VALUE_BYTES_MAX + 1
+    if len(plaintext) < _SIZE.size:
+        raise PayloadError("it is cut off before its size")
+    size = _SIZE.unpack_from(plaintext)[0]
     if size > VALUE_BYTES_MAX:
         raise PayloadError(f"its stated size is {size} bytes, more than the maximum of {VALUE_BYTES_MAX}")
     try:

@@ -61,7 +61,7 @@ def test_create_describe_and_delete_a_topic(mqd):
     assert code == 1 and "already exists" in error and "--if-not-exists" in error
     assert mqd("topic", "create", "life", "--if-not-exists", "--format", "json") == (
         0,
-        '{"topic": "life", "created": false}\n',
+        '{"topic": "life", "created": false, "existed": true}\n',
         "",
     )
     assert "life" in mqd("topic", "list")[1].splitlines()

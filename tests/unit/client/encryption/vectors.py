@@ -90,7 +90,7 @@ def make() -> dict[str, Any]:
         _broken({**good, "record_key": None}, "the record key removed", whole, "another record key"),
     ]
     for name, codec, text, why in (
-        ("compressed, without a size", 1, b"\0\0", "stated size"),
+        ("compressed, without a size", 1, b"\0\0", "cut off"),
         ("compressed, a size of 4 GiB", 1, b"\xff\xff\xff\xff" + compress(1, _TEXT), "stated size"),
         ("compressed, larger than it says", 1, b"\0\0\0\1" + compress(1, _TEXT), "expands to"),
         ("compressed, smaller than it says", 1, b"\0\0\1\0" + compress(1, _TEXT), "stated size"),
