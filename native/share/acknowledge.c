@@ -23,7 +23,7 @@ static void finish(struct mqd_share *share, struct mqd_share_page *page, int64_t
     uint64_t cell = page->cells[offset & PAGE_MASK];
     uint32_t deliveries = cell_deliveries(cell), state = archived_state(share), row = 0;
     if (type == MQD_SHARE_GAP) {
-        state = MQD_SHARE_ARCHIVED; /* the offset is not in the log, or its dead letter is written */
+        state = MQD_SHARE_ARCHIVED; /* the offset is not in the log, or its dead letter has been written */
     } else if (type == MQD_SHARE_ACCEPT) {
         state = MQD_SHARE_ACKNOWLEDGED;
     } else if (type == MQD_SHARE_RETURN) {
@@ -37,7 +37,7 @@ static void finish(struct mqd_share *share, struct mqd_share_page *page, int64_t
         if (state == MQD_SHARE_AVAILABLE && mqd_share_backoff_ms(share, deliveries) > 0) {
             state = MQD_SHARE_DELAYED;
             row = mqd_share_row_for_backoff(share, deliveries, offset, offset + record_count - 1, now_ms);
-            row_of(share, row)->held += record_count;
+            row_of(share, row)->offset_count += record_count;
         }
     }
     mqd_share_cells_set(share, page, offset, record_count, cell_make(state, deliveries, CELL_CHANGED, row));
@@ -120,7 +120,7 @@ static void renew(struct mqd_share *share, struct mqd_share_page *page, int64_t 
         mqd_share_row_renew(share, old, now_ms);
         return;
     }
-    row_of(share, *row)->held++;
+    row_of(share, *row)->offset_count++;
     row_of(share, *row)->last = offset;
     mqd_share_cells_set(share, page, offset, 1,
                         cell_make(MQD_SHARE_ACQUIRED, cell_deliveries(cell), cell & CELL_CHANGED, *row));
@@ -205,8 +205,8 @@ static uint32_t release_row(struct mqd_share *share, uint32_t index, int64_t now
     bool is_lock = row_of(share, index)->queue == LOCK_QUEUE;
     uint32_t state = is_lock ? MQD_SHARE_ACQUIRED : MQD_SHARE_DELAYED;
     int64_t first = row_of(share, index)->first, last = row_of(share, index)->last;
-    uint32_t held = row_of(share, index)->held, released = 0;
-    for (int64_t offset = first > share->start ? first : share->start; offset <= last && released < held;) {
+    uint32_t offset_count = row_of(share, index)->offset_count, released = 0;
+    for (int64_t offset = first > share->start ? first : share->start; offset <= last && released < offset_count;) {
         struct mqd_share_page *page = page_of(share, offset);
         if (!(is_lock ? page->acquired : page->delayed)) {
             offset = page_end(offset);
@@ -222,7 +222,7 @@ static uint32_t release_row(struct mqd_share *share, uint32_t index, int64_t now
         released += belongs_to_row ? record_count : 0;
         offset += record_count;
     }
-    MQD_ASSERT(released == held, "S5: %u of %u offsets from %lld to %lld are released", released, held,
+    MQD_ASSERT(released == offset_count, "S5: %u of %u offsets from %lld to %lld are released", released, offset_count,
                (long long)first, (long long)last);
     return released;
 }

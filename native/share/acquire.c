@@ -9,7 +9,7 @@ struct progress {
     struct mqd_share_run *out;
     uint32_t out_count, out_max;
     uint32_t acquired, acquired_max;
-    uint32_t row; /* or ROW_NONE: the next offset begins a row */
+    uint32_t row; /* of the last acquired offset; ROW_NONE: the next offset begins a row */
 };
 
 static bool has_room(const struct mqd_share *share)
@@ -113,8 +113,8 @@ static bool archive(struct mqd_share *share, int64_t first, int64_t last)
     return true;
 }
 
-/* Archives offsets without a record to deliver; with FIFO, their keys need not be read. Returns like
- * archive. */
+/* Archives offsets without a record to deliver; with FIFO, their keys need not be read. Returns
+ * what archive returns. */
 static bool skip(struct mqd_share *share, int64_t first, int64_t last)
 {
     if (!archive(share, first, last))
@@ -125,8 +125,8 @@ static bool skip(struct mqd_share *share, int64_t first, int64_t last)
 
 /* ---- acquiring ---- */
 
-/* Returns the maximum number of records in an acquisition that includes a record that was delivered
- * `deliveries` times before; that record is included in the number. */
+/* Returns how many records an acquisition may have if one of them was delivered `deliveries` times
+ * before. */
 static uint32_t acquisition_records_max(const struct mqd_share *share, uint32_t deliveries, uint32_t records_max)
 {
     uint32_t limit = (uint32_t)share->settings.delivery_limit, threshold = (limit + 1) / 2;
@@ -172,7 +172,7 @@ static bool acquire_equal_cells(struct progress *progress, struct mqd_share_page
             return false;
         }
     }
-    row_of(share, progress->row)->held += record_count;
+    row_of(share, progress->row)->offset_count += record_count;
     if (!append_run(progress, first, record_count, cell_deliveries(cell) + 1)) {
         mqd_share_row_release(share, progress->row, record_count);
         return false;
@@ -308,9 +308,9 @@ static bool acquire_in_order(struct progress *progress, const struct mqd_share_b
     return position > batch->last || skip(share, position, batch->last);
 }
 
-uint32_t mqd_share_acquire(struct mqd_share *share, const struct mqd_share_acquisition *acquisition, int64_t from,
-                           const struct mqd_share_batch *batches, uint32_t batch_count, struct mqd_share_run *out,
-                           uint32_t out_max)
+uint32_t mqd_share_acquire(struct mqd_share *share, const struct mqd_share_acquisition *acquisition,
+                           int64_t next_offset, const struct mqd_share_batch *batches, uint32_t batch_count,
+                           struct mqd_share_run *out, uint32_t out_max)
 {
     struct progress progress = {.share = share,
                                 .acquisition = acquisition,
@@ -321,8 +321,9 @@ uint32_t mqd_share_acquire(struct mqd_share *share, const struct mqd_share_acqui
     share->pool_exhausted = 0;
     MQD_ASSERT(share->settings.delivery_limit > 0 && share->settings.delivery_limit <= CELL_DELIVERIES_MAX,
                "S3: a limit of %d deliveries", share->settings.delivery_limit);
-    MQD_ASSERT(from <= share->end, "S4: read from %lld, beyond the end %lld", (long long)from, (long long)share->end);
-    int64_t position = from > share->start ? from : share->start;
+    MQD_ASSERT(next_offset <= share->end, "S4: read from %lld, beyond the end %lld", (long long)next_offset,
+               (long long)share->end);
+    int64_t position = next_offset > share->start ? next_offset : share->start;
     if (!mqd_share_fifo_apply_settings(share))
         return 0;
     for (uint32_t index = 0; index < batch_count; index++) {

@@ -58,8 +58,8 @@ static uint32_t check_queue(const struct mqd_share *share, uint32_t queue, uint3
             uint64_t cell = cell_of(share, offset);
             held_count += cell_has_row(cell) && cell_row(cell) == index;
         }
-        MQD_ASSERT(held_count == row->held && held_count > 0, "S5: a row holds %u offsets, its counter says %u",
-                   held_count, row->held);
+        MQD_ASSERT(held_count == row->offset_count && held_count > 0, "S5: a row holds %u offsets, its counter says %u",
+                   held_count, row->offset_count);
         MQD_ASSERT(row->deadline_ms >= deadline_ms && row->previous == previous && row->queue == queue,
                    "S5: queue %u is out of order at %u", queue, index);
         deadline_ms = row->deadline_ms;
@@ -83,7 +83,7 @@ static void check_rows(const struct mqd_share *share)
                delayed, share->used_row_count, share->acquired_count, share->delayed_count);
     MQD_ASSERT(used_queues == share->backoff_queue_count &&
                    (!row_count || share->row_count - row_count + used_queues >= MQD_SHARE_QUEUE_COUNT - 1),
-               "S9: %u rows are free for backoffs, %u queues have one", share->row_count - row_count, used_queues);
+               "S9: %u free rows; %u queues of backoffs are not empty", share->row_count - row_count, used_queues);
 }
 
 void mqd_share_check(const struct mqd_share *share)

@@ -35,7 +35,7 @@ struct mqd_share_row {
     int64_t first, last;
     uint64_t member;
     int64_t deadline_ms;
-    uint32_t held; /* number of offsets that belong to this row */
+    uint32_t offset_count; /* offsets that belong to this row */
     uint32_t next, previous, queue;
 } __attribute__((aligned(64)));
 _Static_assert(sizeof(struct mqd_share_row) * ROWS_PER_BLOCK == MQD_SHARE_BLOCK_BYTES, "rows fill a block");
@@ -148,15 +148,16 @@ void mqd_share_fifo_free(struct mqd_share *share);
 
 /* Appends an acquisition without offsets to the queue of locks. ROW_NONE: the pool is exhausted. */
 uint32_t mqd_share_row_make(struct mqd_share *share, uint64_t member, int64_t offset, int64_t now_ms);
-/* The queue in which offsets that were delivered `deliveries` times wait for their backoff. */
+/* Returns the queue for the backoffs of offsets that were delivered `deliveries` times. */
 static inline uint32_t queue_of(const struct mqd_share *share, uint32_t deliveries)
 {
     (void)share;
     return deliveries < MQD_SHARE_QUEUE_COUNT && !PLANTED_BUG(share, ONE_QUEUE) ? deliveries
                                                                                 : MQD_SHARE_QUEUE_COUNT - 1;
 }
-/* Returns the row to which offsets from first to last, released after this number of deliveries,
- * are added; it is in the queue of this number until its backoff ends. */
+/* Returns a row for the offsets from first to last, which are released after `deliveries`
+ * deliveries: the last row of the queue for that number, or a new row. The caller adds the offsets
+ * to its offset_count. */
 uint32_t mqd_share_row_for_backoff(struct mqd_share *share, uint32_t deliveries, int64_t first, int64_t last,
                                    int64_t now_ms);
 /* Returns how long an offset that was delivered `deliveries` times waits before the next

@@ -15,8 +15,8 @@
  *       when there is nothing to write. Changes made while a WRITE is in flight are part of the
  *       next one.
  *   P3  after a definite refusal the state is no longer used; all waiters get the error.
- * Bounds: a WRITE has at most RUNS_PER_WRITE runs, the next one has the rest; the owner bounds the
- * waiters. Concurrency: one thread.
+ * Bounds: a WRITE has at most RUNS_PER_WRITE runs, the next one has the rest; the owner limits the
+ * number of waiters. Concurrency: one thread.
  */
 #ifndef MQD_SHARE_PARTITION_H
 #define MQD_SHARE_PARTITION_H
@@ -38,7 +38,7 @@ struct mqd_share_group_settings {
     struct mqd_share_settings state;
     uint8_t read_committed; /* share.isolation.level=read_committed */
     uint8_t reset;          /* enum mqd_share_reset */
-    int64_t reset_offset;   /* for BY_DURATION: the start if READ has none; -1 = no record is that new */
+    int64_t reset_offset;   /* for BY_DURATION: the start if a READ returns none; -1 = no record is that new */
     /* with state.fifo: size of the name of the header whose value is a record's ordering key;
      * 0: the Kafka record key is used */
     uint8_t fifo_header_bytes;
@@ -80,9 +80,9 @@ struct mqd_share_partition {
     struct mqd_node waiting, covered;
     /* sends the response; takes ownership of the waiter, which has been removed from its list */
     void (*respond)(void *context, struct mqd_share_waiter *waiter, int16_t error);
-    /* Fills in where the log's leader epochs begin, for a READ: the newest, at most
-     * MQD_SHARE_EPOCH_COUNT_MAX. Returns their number. NULL: the state is not compared with the
-     * log. */
+    /* For a READ: fills `out` with the newest leader epochs of the log and where they begin, at
+     * most MQD_SHARE_EPOCH_COUNT_MAX, and returns their number. If this pointer is NULL, the state
+     * is not compared with the log. */
     uint32_t (*log_epochs)(void *context, const struct mqd_share_partition *partition, struct mqd_share_epoch *out);
     void *context;
 };
@@ -112,8 +112,8 @@ void mqd_share_partition_request_report(struct mqd_share_partition *partition);
 /* Returns the request to send now: MQD_SHARE_READ or MQD_SHARE_WRITE, whose body stays in `body`
  * until its response; or 0 if there is none. The returned request is then in flight. */
 int mqd_share_partition_next_request(struct mqd_share_partition *partition, int64_t now_ms);
-/* Called when the request could not be sent, or its receiver has died: it is sent again from
- * `due_ms` on. */
+/* Called when the request could not be sent, or its receiver has died: it is sent again at
+ * `due_ms` or later. */
 void mqd_share_partition_on_unsent(struct mqd_share_partition *partition, int64_t due_ms);
 /* `bytes`: the settings, then the response's body. */
 void mqd_share_partition_on_response(struct mqd_share_partition *partition, const uint8_t *bytes, uint32_t size_bytes,
@@ -124,7 +124,7 @@ void mqd_share_partition_await(struct mqd_share_partition *partition, struct mqd
 /* The time at which to call _next_request again or to expire locks; MQD_SHARE_NEVER = there is
  * nothing to do. */
 int64_t mqd_share_partition_deadline(const struct mqd_share_partition *partition);
-/* Whether nothing is acquired, delayed, unwritten, in flight or waiting. */
+/* Whether no record is acquired, Delayed or Archiving, and no change or request is pending. */
 bool mqd_share_partition_is_idle(const struct mqd_share_partition *partition);
 
 #endif

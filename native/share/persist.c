@@ -70,12 +70,12 @@ void mqd_share_take_difference(struct mqd_share *share, struct mqd_share_run *ou
     share->changed_last = offset > last ? -1 : last;
 }
 
-uint32_t mqd_share_snapshot(const struct mqd_share *share, int64_t from, struct mqd_share_run *out, uint32_t out_max,
+uint32_t mqd_share_snapshot(const struct mqd_share *share, int64_t first, struct mqd_share_run *out, uint32_t out_max,
                             int64_t *next)
 {
     uint32_t count = 0;
     *next = -1;
-    for (int64_t offset = from > share->start ? from : share->start; offset < share->end; offset++) {
+    for (int64_t offset = first > share->start ? first : share->start; offset < share->end; offset++) {
         uint64_t persisted = persisted_cell(cell_of(share, offset));
         if (persisted && !append(out, &count, out_max, offset, persisted)) {
             *next = offset;

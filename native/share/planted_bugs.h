@@ -15,7 +15,7 @@ enum mqd_share_planted {
     MQD_PLANTED_PASS_ACQUIRED = 16,      /* S4: the start moves over acquired records */
     MQD_PLANTED_KEEP_PLACE = 32,         /* S5: a renewed row keeps its place in the queue */
     MQD_PLANTED_LATE = 64,               /* S5: records whose lock has expired can be acknowledged */
-    MQD_PLANTED_LOSE_CHANGES = 128,      /* S6: changes for which the difference has no room count as listed */
+    MQD_PLANTED_LOSE_CHANGES = 128,      /* S6: changes that do not fit into a difference count as listed in it */
     MQD_PLANTED_OMIT_ACQUIRED = 256,     /* S6: a change of a record that is acquired again is not listed */
     MQD_PLANTED_WINDOW = 512,            /* S7: open offsets are not counted */
     MQD_PLANTED_DELIVER_SKIPPED = 1024,  /* S8: skipped batches are delivered */

@@ -8,7 +8,7 @@
 #include "wire/kafka_errors.h"
 
 #define FINAL_EPOCH (-1)
-#define LOCK_MS 30000 /* Kafka's default, until an owner reports the group's */
+#define DEFAULT_LOCK_MS 30000 /* Kafka's default, until an owner reports the group's value */
 
 static uint64_t hash_append(uint64_t hash, const void *bytes, uint32_t size_bytes)
 {
@@ -96,7 +96,7 @@ struct mqd_share_session *mqd_share_session_open(struct mqd_share_sessions *sess
     session->member = mqd_share_member_hash(member.bytes, size_of(member));
     session->number = ++sessions->opened_count;
     session->epoch = 1;
-    session->lock_ms = LOCK_MS;
+    session->lock_ms = DEFAULT_LOCK_MS;
     session->group_bytes = size_of(group);
     session->member_bytes = size_of(member);
     memcpy(session->text, group.bytes, session->group_bytes);

@@ -34,13 +34,13 @@ struct mqd_share_entry {
 struct mqd_share_session {
     struct mqd_share_session *next; /* in its bucket */
     struct mqd_node node;           /* of the connection's sessions */
-    /* hash of group and member; hash of the member alone, which identifies it to owners */
-    uint64_t hash, member;
-    uint64_t number; /* unique among sessions */
-    int32_t epoch;   /* of the next request */
-    int32_t lock_ms; /* last reported by an owner */
+    uint64_t hash;                  /* of group id and member id */
+    uint64_t member;                /* hash of the member id alone: identifies the member to owners */
+    uint64_t number;                /* unique among sessions */
+    int32_t epoch;                  /* of the next request */
+    int32_t lock_ms;                /* last reported by an owner */
     uint32_t entry_count, entry_capacity;
-    uint32_t request_number; /* the next request reads first from part request_number % part_count */
+    uint32_t request_number; /* of the next request, which begins with part request_number % part_count */
     struct mqd_share_entry *entries;
     uint32_t group_bytes, member_bytes;
     uint8_t text[]; /* group id, member id */

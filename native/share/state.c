@@ -348,9 +348,9 @@ uint32_t mqd_share_row_for_backoff(struct mqd_share *share, uint32_t deliveries,
 void mqd_share_row_release(struct mqd_share *share, uint32_t index, uint32_t count)
 {
     struct mqd_share_row *row = row_of(share, index);
-    MQD_ASSERT(row->held >= count, "S5: a row of %lld to %lld is released twice", (long long)row->first,
+    MQD_ASSERT(row->offset_count >= count, "S5: a row of %lld to %lld is released twice", (long long)row->first,
                (long long)row->last);
-    if (row->held -= count)
+    if (row->offset_count -= count)
         return;
     row_unlink(share, row);
     row->next = share->first_free_row;

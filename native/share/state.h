@@ -2,8 +2,8 @@
  * Pure: no system call, no clock (times are arguments), memory only from the pool that its owner
  * provides. The broker links this code, and tests load the same code with cffi.
  *
- * It does not read the log. The owner reads the records, passes the list of record batches, and
- * marks those that must not be delivered.
+ * This code does not read the log. The owner reads the log, passes a list of record batches, and
+ * marks the batches that must not be delivered.
  *
  * Terms: the start (Kafka's SPSO) is the first offset that is not finished, the end (SPEO) follows
  * the last offset that was ever acquired or skipped. Finished: Acknowledged or Archived. Open: at
@@ -99,7 +99,9 @@ struct mqd_share_settings {
     uint32_t open_max;      /* open offsets, at most MQD_SHARE_SPAN_MAX */
     /* backoff before the second delivery, doubled for each further delivery; 0: no backoff */
     int32_t backoff_ms, backoff_ms_max;
-    uint8_t dead_letters; /* a record that is rejected or exhausted gets a dead letter before it is archived */
+    /* a record that is rejected, or not accepted in its last delivery, gets a dead letter before it
+     * is archived */
+    uint8_t dead_letters;
     uint32_t fifo; /* identifies what the owner uses as a record's key (fifo_id in share/partition.c); 0: no FIFO */
 };
 
@@ -128,7 +130,7 @@ struct mqd_share {
     int64_t start, end;
     int64_t log_start;                   /* the last value passed to mqd_share_set_log_start */
     int64_t available_from;              /* no offset below it is Available */
-    int64_t changed_first, changed_last; /* changes since the last difference are within; first > last: none */
+    int64_t changed_first, changed_last; /* range of the changes since the last difference; first > last: none */
     uint32_t open_count, acquired_count, delayed_count, archiving_count, waiting_count;
     uint32_t boundary_count;             /* neighbouring offsets from start to end whose persisted states differ */
     uint8_t start_moved;                 /* since the last difference */
@@ -155,8 +157,8 @@ void mqd_share_check(const struct mqd_share *share);
 /* The first offset that may be acquired, from which the owner reads next. -1: none now. */
 int64_t mqd_share_next_offset(struct mqd_share *share);
 
-/* With FIFO: the offset of the record whose key is needed next: those of all open records below it
- * are known. Otherwise MQD_SHARE_NEVER. */
+/* With FIFO: the offset from which keys are needed next; the keys of all open records below it are
+ * known. Without FIFO: MQD_SHARE_NEVER. */
 int64_t mqd_share_next_key_offset(const struct mqd_share *share);
 
 /* Batches that begin at or above this offset need not be read to acquire `records_max` records now:
@@ -164,15 +166,15 @@ int64_t mqd_share_next_key_offset(const struct mqd_share *share);
 int64_t mqd_share_acquire_end(const struct mqd_share *share, uint32_t records_max);
 
 struct mqd_share_record {
-    int32_t delta; /* its offset minus the batch's first one */
-    uint32_t hash; /* of its key; 0: it has none, so its order does not matter */
+    int32_t delta; /* its offset minus the batch's `first` */
+    uint32_t hash; /* of its key; 0: it has no key, so its order does not matter */
 };
 /* a record batch in the log */
 struct mqd_share_batch {
     int64_t first, last;
     uint8_t skipped; /* control records, or an aborted transaction under read_committed: archived */
-    /* With FIFO: its records from mqd_share_next_key_offset on. NULL: not known yet, so the batch is not
-     * acquired now. */
+    /* With FIFO: the batch's records at or above mqd_share_next_key_offset. NULL: not known yet, so
+     * the batch is not acquired now. */
     const struct mqd_share_record *records;
     uint32_t record_count;
 };
@@ -185,15 +187,15 @@ struct mqd_share_acquisition {
     uint8_t strict;
 };
 /* Acquires for a member the Available records of `batches`, which must be all batches of the log
- * from `from` (the result of mqd_share_next_offset) to the end of the last one. Offsets between
- * batches are archived, because they are not in the log. Fills `out` with the acquired runs, at
- * most out_max, and returns their number.
+ * from `next_offset` (the result of mqd_share_next_offset) to the end of the last one. Offsets
+ * between batches are archived, because they are not in the log. Fills `out` with the acquired
+ * runs, at most out_max, and returns their number.
  *
  * A record that was delivered max(2, limit / 2) times or more is acquired with fewer neighbours
  * each time, and alone the last time, so that neighbours of a bad record are not archived. */
-uint32_t mqd_share_acquire(struct mqd_share *share, const struct mqd_share_acquisition *acquisition, int64_t from,
-                           const struct mqd_share_batch *batches, uint32_t batch_count, struct mqd_share_run *out,
-                           uint32_t out_max);
+uint32_t mqd_share_acquire(struct mqd_share *share, const struct mqd_share_acquisition *acquisition,
+                           int64_t next_offset, const struct mqd_share_batch *batches, uint32_t batch_count,
+                           struct mqd_share_run *out, uint32_t out_max);
 
 /* ---- ending acquisitions ---- */
 
@@ -235,9 +237,9 @@ struct mqd_share_difference {
  * listed as they were before their acquisition. */
 void mqd_share_take_difference(struct mqd_share *share, struct mqd_share_run *out, uint32_t out_max,
                                struct mqd_share_difference *difference);
-/* The state from `from` on as it would be persisted in a snapshot: runs that are finished or were
- * delivered before. Returns their number; *next is where to continue, or -1. */
-uint32_t mqd_share_snapshot(const struct mqd_share *share, int64_t from, struct mqd_share_run *out, uint32_t out_max,
+/* Fills `out` with the runs at or above `first` that a snapshot persists: those that are finished
+ * or were delivered before. Returns their number; *next is where to continue, or -1. */
+uint32_t mqd_share_snapshot(const struct mqd_share *share, int64_t first, struct mqd_share_run *out, uint32_t out_max,
                             int64_t *next);
 /* Loads the persisted runs into a state that mqd_share_init has just initialized with the persisted
  * start. Runs below the start are ignored. Returns 0; or -1 if the runs do not ascend, have a state
