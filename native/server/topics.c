@@ -87,7 +87,7 @@ struct mqd_topic *mqd_topics_put(struct mqd_topics *topics, const uint8_t topic_
         return NULL;
     }
     topic->reference_count = 1;
-    topic->serial = ++topics->next_serial;
+    topic->serial = ++topics->last_serial;
     topic->name_bytes = (uint32_t)name_bytes;
     memcpy(topic->name, name, name_bytes);
     memcpy(topic->topic_id, topic_id, 16);

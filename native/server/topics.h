@@ -36,7 +36,7 @@ struct mqd_topic {
 struct mqd_topics {
     int32_t node_id; /* this host's; valid when brokers are known */
     uint32_t broker_count;
-    uint64_t next_serial;
+    uint64_t last_serial;               /* given to the topic added last */
     struct mqd_broker_address *brokers; /* brokers to which clients may be directed, by node id */
     struct mqd_topic *by_name[MQD_TOPIC_BUCKET_COUNT];
     struct mqd_topic *by_id[MQD_TOPIC_BUCKET_COUNT];

@@ -105,10 +105,11 @@ int mqd_outgoing_run(struct mqd_reactor *r, struct mqd_outgoing *outgoing)
 
 /* ---- established connections ---- */
 
-static ssize_t set_broken(int error, const char *action)
+/* Sets mqd_error and errno to `error`. Returns -1. */
+static ssize_t fail_with(int error, const char *action)
 {
     mqd_error_system(error, "%s", action);
-    errno = error; /* not EAGAIN */
+    errno = error; /* mqd_error_system may have changed it */
     return -1;
 }
 
@@ -120,7 +121,7 @@ static ssize_t receive_encrypted(struct mqd_outgoing *outgoing, uint8_t *at, uin
         if (errno == 0)
             return 0;
         if (errno != EPROTO)
-            return set_broken(errno, "receiving over TLS");
+            return fail_with(errno, "receiving over TLS");
         mqd_error_wrap("TLS");
         errno = EPROTO;
         return -1;
@@ -144,7 +145,7 @@ ssize_t mqd_outgoing_receive(struct mqd_outgoing *outgoing, uint8_t *at, uint32_
         n = recv(outgoing->fd, at, capacity, 0);
     while (n < 0 && errno == EINTR);
     if (n < 0 && errno != EAGAIN)
-        return set_broken(errno, "receiving");
+        return fail_with(errno, "receiving");
     if (n < 0 || (n < (ssize_t)capacity && !outgoing->hangup))
         outgoing->readable = 0; /* drained: the next byte triggers an edge */
     return n;
@@ -156,7 +157,7 @@ static ssize_t send_encrypted(struct mqd_reactor *r, struct mqd_outgoing *outgoi
     uint32_t count = size_bytes < MQD_TLS_WRITE_BYTES_MAX ? size_bytes : MQD_TLS_WRITE_BYTES_MAX;
     int flushed = mqd_tls_flush(outgoing->tls);
     if (flushed < 0 || (flushed && mqd_tls_write(outgoing->tls, bytes, count, r->secure->scratch) < 0))
-        return set_broken(errno, "sending over TLS");
+        return fail_with(errno, "sending over TLS");
     outgoing->writable = flushed && !mqd_tls_unsent(outgoing->tls);
     if (flushed)
         return count;
@@ -174,7 +175,7 @@ ssize_t mqd_outgoing_send(struct mqd_reactor *r, struct mqd_outgoing *outgoing, 
         n = send(outgoing->fd, bytes, size_bytes, MSG_NOSIGNAL);
     while (n < 0 && errno == EINTR);
     if (n < 0 && errno != EAGAIN)
-        return set_broken(errno, "sending");
+        return fail_with(errno, "sending");
     if (n < 0)
         outgoing->writable = 0;
     return n;

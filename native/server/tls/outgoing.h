@@ -24,7 +24,8 @@ struct mqd_tls;
 struct mqd_outgoing {
     int fd; /* -1 = none */
     uint8_t readable, writable;
-    /* the end of the stream is signalled only once: the owner must read until it is reached */
+    /* the peer has closed. This is signalled only once, so the owner must read until the end of the
+     * stream */
     uint8_t hangup;
     struct mqd_tls *tls;       /* NULL: plain text */
     int64_t established_by_ms; /* deadline of the TLS handshake */
@@ -47,7 +48,7 @@ static inline bool mqd_outgoing_ready(const struct mqd_outgoing *outgoing)
     return !outgoing->tls || mqd_outgoing_established(outgoing);
 }
 /* Like recv and send, for a connection that is ready. -1 with EAGAIN: nothing can be received or
- * sent now. They clear `readable` and `writable`. */
+ * sent now. Both keep `readable` and `writable` up to date. */
 ssize_t mqd_outgoing_receive(struct mqd_outgoing *outgoing, uint8_t *at, uint32_t capacity);
 ssize_t mqd_outgoing_send(struct mqd_reactor *r, struct mqd_outgoing *outgoing, const uint8_t *bytes,
                           uint32_t size_bytes);

@@ -14,9 +14,9 @@
  *       has been sent. If the connection closes meanwhile, the session is freed when the pool
  *       returns it.
  *   T3  no byte of a frame is read before the handshake has ended and the principal is known.
- *   T4  plain text is encrypted only when everything encrypted before it has been sent; what the
- *       socket did not take (`unsent_encrypted_bytes`) counts as the connection's output and in
- *       heap_bytes.
+ *   T4  plain text is encrypted only when everything encrypted before it has been sent. Encrypted
+ *       bytes that the socket did not take (`unsent_encrypted_bytes`) count as output of the
+ *       connection and are included in heap_bytes.
  * Bounds: 10 s for the handshake (checked once a second), max.connections, see
  * tls/session.h. Concurrency: the reactor's thread.
  */
@@ -37,7 +37,8 @@ extern _Atomic uint32_t mqd_secure_handshake_ms; /* tests make it short while a 
 
 /* MQD_COMMAND_LISTENER_TLS */
 void mqd_secure_on_listener_command(struct mqd_reactor *r, struct mqd_command *command);
-/* Adds the event descriptor of the TLS pool to r->poll, once that exists. False with the reason. */
+/* Adds the event descriptor of the TLS pool to r->poll, if there is a pool. False: failed, with the
+ * reason in mqd_error. */
 bool mqd_secure_watch(struct mqd_reactor *r);
 /* MQD_COMMAND_TLS_PRINCIPAL */
 void mqd_secure_on_principal_command(struct mqd_reactor *r, const struct mqd_command *command);
@@ -48,7 +49,7 @@ bool mqd_secure_begin(struct mqd_reactor *r, struct mqd_connection *c);
 bool mqd_secure_established(const struct mqd_connection *c);
 /* c is readable, and its handshake has not ended; may close c */
 void mqd_secure_handshake(struct mqd_reactor *r, struct mqd_connection *c);
-void mqd_secure_on_event(struct mqd_reactor *r);
+void mqd_secure_on_event(struct mqd_reactor *r); /* the pool has completed steps of handshakes */
 /* NULL, or the reason why c must be closed */
 const char *mqd_secure_overdue_reason(const struct mqd_reactor *r, const struct mqd_connection *c);
 void mqd_secure_close(struct mqd_reactor *r, struct mqd_connection *c);
