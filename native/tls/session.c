@@ -39,8 +39,8 @@ struct mqd_tls {
     uint8_t *in;                 /* received during the handshake; OpenSSL has taken the first in_taken bytes */
     uint32_t in_bytes, in_taken;
     bool may_be_record; /* the first bytes may be a TLS record */
-    bool received_first;
-    uint8_t *out; /* encrypted bytes; during a call of mqd_tls_write, in the caller's memory */
+    bool has_received;  /* at least one byte of the handshake */
+    uint8_t *out;       /* encrypted bytes; during a call of mqd_tls_write, in the caller's memory */
     uint32_t out_bytes, out_sent, out_capacity;
     bool out_is_borrowed;
     int ended_errno;
@@ -212,10 +212,10 @@ ssize_t mqd_tls_receive(struct mqd_tls *tls)
     tls->in_taken = 0;
     tls->in_bytes = n > 0 ? (uint32_t)n : 0;
     if (n > 0) {
-        if (!tls->received_first)
+        if (!tls->has_received)
             /* a handshake record of any version: 22, 3 */
             tls->may_be_record = tls->in[0] == 22 && (n == 1 || tls->in[1] == 3);
-        tls->received_first = true;
+        tls->has_received = true;
         return n;
     }
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
@@ -227,7 +227,7 @@ ssize_t mqd_tls_receive(struct mqd_tls *tls)
 
 bool mqd_tls_is_plain(const struct mqd_tls *tls)
 {
-    return tls->received_first && !tls->may_be_record;
+    return tls->has_received && !tls->may_be_record;
 }
 
 static bool has_name(X509 *certificate, const char *name)

@@ -8,9 +8,10 @@
  * time, and sent with one system call. Bytes that the socket does not take are kept here and are
  * flushed before more is written: SSL_write never blocks and is never repeated.
  *
- * Bounds: handshake input of one receive, MQD_TLS_UNSENT_BYTES_MAX unsent bytes (a peer that makes
- * us send more and does not read is disconnected), MQD_TLS_READ_BYTES_MAX received bytes for
- * one read, even if they contain only key updates and no data. Concurrency: one thread at a time.
+ * Bounds: during the handshake, the bytes of one receive. MQD_TLS_UNSENT_BYTES_MAX unsent bytes: a
+ * peer that makes us send more and does not read is disconnected. MQD_TLS_READ_BYTES_MAX received
+ * bytes for one read, even if they contain only key updates and no data.
+ * Concurrency: one thread at a time.
  */
 #ifndef MQD_TLS_SESSION_H
 #define MQD_TLS_SESSION_H
