@@ -88,7 +88,7 @@ uint64_t mqd_abi_hash(void)
         FIELD(mqd_endpoint_slot, sleeping),
         FIELD(mqd_endpoint_slot, connection_count),
         FIELD(mqd_endpoint_slot, partition_count),
-        FIELD(mqd_endpoint_slot, accepted_generation),
+        FIELD(mqd_endpoint_slot, unused),
         sizeof(struct mqd_endpoint_slot),
         MQD_ENDPOINT_COUNT_MAX,
         FIELD(mqd_worker_stats, counter),

@@ -30,9 +30,9 @@
  *   L2  a partition slot's positions are published by double copy: the owner writes the inactive
  *       copy, then release-stores `version`. A writer killed half-way leaves the active copy
  *       intact, so no reader waits for a dead writer.
- *   L3  a word has one writer, unless its comment names several. These use atomic operations
- *       (fetch_or, fetch_add, exchange, compare-and-swap), or plain stores of whole values, and then
- *       the last store counts (`log_level`, `refused_ms`).
+ *   L3  a word has one writer, unless its comment names several. Several writers use atomic
+ *       operations (fetch_or, fetch_add, exchange, compare-and-swap); or they use plain stores of
+ *       whole values, if it suffices that the last store wins (`log_level`, `refused_ms`).
  */
 #ifndef MQD_SHM_LAYOUT_H
 #define MQD_SHM_LAYOUT_H
@@ -55,7 +55,7 @@ struct mqd_control_header {
     uint64_t magic; /* written by the keeper as the last store of the formatting */
     uint32_t layout_version;
     uint32_t worker_count;
-    uint64_t abi_hash; /* hash of every offset and size of this file and of the descriptor */
+    uint64_t abi_hash; /* hash of the layout: offset and size of every field in this file and in the descriptor */
     uint8_t boot_id[16];
     uint64_t generation; /* of the keeper process: a new keeper never reuses one */
     uint64_t total_bytes;
@@ -70,11 +70,11 @@ struct mqd_control_header {
     uint64_t incarnation;
     int64_t lease_deadline_ns; /* CLOCK_BOOTTIME; INT64_MAX while the quorum is this host alone */
     uint32_t log_level;        /* written by keeper and acceptor; syslog numbering 0..7 */
-    uint32_t share_version;    /* written by the acceptor: level of the feature */
+    uint32_t share_version;    /* written by the acceptor: 1 = the cluster has share groups, 0 = not */
     uint8_t pad1[MQD_CACHE_LINE - 40];
 
-    /* line: any worker increments it (atomic add) when one of its partitions rolls, deletes or
-     * truncates a segment */
+    /* line: any worker increments this word (atomic add) when one of its partitions rolls, deletes
+     * or truncates a segment */
     uint64_t segments_generation;
     uint8_t pad2[MQD_CACHE_LINE - 8];
 
@@ -102,7 +102,7 @@ struct mqd_endpoint_slot {
     /* line 2: written by the endpoint */
     uint32_t connection_count;
     uint32_t partition_count;
-    uint64_t accepted_generation; /* workers only: the newest generation of the acceptor that was handled */
+    uint64_t unused;
     uint8_t pad2[MQD_CACHE_LINE - 16];
     uint8_t pad3[MQD_CACHE_LINE];
 };
@@ -188,7 +188,7 @@ void mqd_slot_publish(struct mqd_partition_slot *slot, const struct mqd_position
 void mqd_slot_count_in(struct mqd_partition_slot *slot, uint64_t records, uint64_t bytes);
 /* Called by any worker when it sends bytes of records to a client. */
 void mqd_slot_count_out(struct mqd_partition_slot *slot, uint64_t bytes);
-/* Any process may call it. */
+/* Reads the positions that were published last. Any process may call it. */
 void mqd_slot_positions(const struct mqd_partition_slot *slot, struct mqd_positions *out);
 
 /* Blobs, published by double copy. _write is called by the blob's only writer; it returns -1 if

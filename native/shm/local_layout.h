@@ -3,8 +3,8 @@
  *
  * A client connects to the broker's client socket (SOCK_SEQPACKET) and sends hello. The worker that
  * will serve it sends a welcome with four descriptors: the memfd, `to_worker` (an eventfd, which
- * the client writes), `to_client` (which it reads), the control segment (opened read-only). From
- * then on Kafka requests go through the memfd, and the socket shows that the other side is
+ * the client writes), `to_client` (which the client reads), the control segment (opened read-only).
+ * From then on Kafka requests go through the memfd, and the socket shows that the other side is
  * alive: when it closes, the attachment ends.
  *
  * The memfd (sealed: SHRINK, GROW, SEAL, so neither side can take pages away from the other):
@@ -19,10 +19,10 @@
  *   A1  the worker trusts nothing in the memfd: it reads each word once, checks its own copy,
  *       copies a request into its own memory before it parses it, and writes nothing but its own
  *       words and the reply ring.
- *   A2  counters (tails and heads) only increase; index = counter & (count - 1). If the distance of
- *       two counters exceeds the length of the ring, the attachment ends.
- *   A3  submission_head passes a submission after its bytes were copied: from then on the client
- *       may overwrite them.
+ *   A2  counters (tails and heads) only increase; index = counter & (count - 1). If the distance
+ *       between two counters exceeds the length of the ring, the attachment ends.
+ *   A3  the worker moves submission_head past a submission only after it has copied the bytes; from
+ *       then on the client may overwrite them.
  *   A4  sleep: the client publishes, full fence, then reads the worker's `sleeping` word in the
  *       control segment and writes `to_worker` if it is set; the worker stores `sleeping`, full
  *       fence, checks all its attachments again, blocks. In the other direction the word is
@@ -37,8 +37,8 @@
  *       other (leave the partitions' max_bytes as usual), but without records. With read_committed
  *       the response lists the aborted transactions from the fetch offset to its
  *       last_stable_offset, which is lower than the partition's if there are too many of them.
- *   A7  a response to a Produce whose partition another host leads may come after responses to
- *       later requests; the correlation id identifies the request.
+ *   A7  if another host leads the partition of a Produce request, the response may come after those
+ *       to later requests; the correlation id identifies the request.
  */
 #ifndef MQD_LOCAL_LAYOUT_H
 #define MQD_LOCAL_LAYOUT_H
@@ -54,8 +54,9 @@
 #define MQD_LOCAL_REPLY_BYTES_MAX (16u << 20)
 #define MQD_LOCAL_FD_COUNT 4 /* sent with a welcome: memfd, to_worker, to_client, control segment */
 
-#define MQD_LOCAL_SLEEP_REPLY 1u /* values of client_sleeping: until reply_tail moves */
-#define MQD_LOCAL_SLEEP_ROOM 2u  /* until reply_tail or submission_head moves */
+/* Values of client_sleeping: what wakes the client. 0 = it is awake. */
+#define MQD_LOCAL_SLEEP_REPLY 1u /* reply_tail moves */
+#define MQD_LOCAL_SLEEP_ROOM 2u  /* reply_tail or submission_head moves */
 
 struct mqd_local_header {
     /* lines 0 and 1: written by the worker before the client sees them */
@@ -108,8 +109,8 @@ struct mqd_local_hello {
     uint32_t reply_bytes;
     uint32_t reserved;
     char client_id[64]; /* NUL-terminated; for logs */
-    /* NUL-terminated; "ADDRESS@PORT.net-NAMESPACE": a broker that does not listen there refuses.
-     * Empty: the user gave the socket's path. */
+    /* NUL-terminated; "ADDRESS@PORT.net-NAMESPACE": a broker that does not listen there refuses
+     * the client. Empty: the user gave the socket's path. */
     char server[72];
 };
 
@@ -136,7 +137,8 @@ struct mqd_local_query {
     int64_t offset; /* below the high watermark, or at it in the active segment */
 };
 
-/* a compaction is replacing files: the version of the opened file is not known */
+/* value of segments_generation: a compaction is replacing files, so it is not known to which
+ * generation the opened file belongs */
 #define MQD_LOCAL_CHANGING UINT64_MAX
 /* worker -> client; with one descriptor (the .log file, read-only) when error is 0 */
 struct mqd_local_segment {

@@ -1,11 +1,11 @@
 /* Quotas by user and client id: limits that the controller publishes, and buckets that all workers
  * and the acceptor charge. In the control segment.
  *
- * The name of its principal and its client id identify a client. For each kind the first matching
- * rule in the order of enum mqd_quota_level applies, and determines which clients share a bucket,
- * as in Kafka: each pair of user and client id has a bucket if the rule is for both, each user if
- * it is for users, and each client id if it is for clients. Names are hashed with the host's boot
- * id, so a client cannot choose an id whose bucket is another user's.
+ * A client is identified by the name of its principal and by its client id. For each kind the first
+ * matching rule in the order of enum mqd_quota_level applies, and determines which clients share a
+ * bucket, as in Kafka: each pair of user and client id has a bucket if the rule is for both, each
+ * user if it is for users, and each client id if it is for clients. Names are hashed with the
+ * host's boot id, so a client cannot choose an id whose bucket is another user's.
  *
  * struct mqd_quota_table:
  *   version             written by the controller: the copy `version & 1` of the rules is complete;
@@ -48,7 +48,7 @@ struct mqd_quota_rules {
 
 struct mqd_quota_bucket {
     uint64_t key;          /* from struct mqd_quota_match; 0 = free */
-    int64_t used_ns;       /* last charge; used only to order eviction */
+    int64_t used_ns;       /* time of the last charge; used only to choose which bucket to evict */
     int64_t arrival_ns[4]; /* theoretical arrival time, by kind */
     uint8_t pad[16];
 };
