@@ -109,8 +109,8 @@ static inline void mqd_put_topic_key(struct mqd_buffer *buffer, bool compact, bo
         mqd_put_text(buffer, compact, key->name);
 }
 
-/* Tagged fields shared by several responses; the number of tags precedes them. Sizes:
- * wire/nodes.c. */
+/* Tagged fields shared by several responses (wire/nodes.c). The caller first writes the number of
+ * tags. */
 void mqd_put_current_leader(struct mqd_buffer *buffer, uint32_t tag, const struct mqd_current_leader *current);
 void mqd_put_nodes(struct mqd_buffer *buffer, uint32_t tag, const struct mqd_node_endpoint *nodes, uint32_t node_count);
 /* the node endpoints as an ordinary field instead of a tagged one */

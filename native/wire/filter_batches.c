@@ -10,7 +10,7 @@
 #define NO_MEMORY MQD_KAFKA_STORAGE_ERROR
 
 /* The arguments of a call of mqd_filter_append. */
-struct work {
+struct arguments {
     const uint8_t *filter;
     uint32_t filter_bytes;
     int64_t from_offset;
@@ -42,9 +42,9 @@ static bool append(struct mqd_filtered *out, const uint8_t *bytes, uint64_t size
 }
 
 /* Appends space for the header, then the selected records. Returns their count; or -1 if the
- * records cannot be parsed, or if out of memory (*no_memory). */
-static int64_t select_records(struct work *work, struct mqd_batch *batch, const uint8_t *bytes, uint64_t size_bytes,
-                              bool *no_memory)
+ * records cannot be parsed, or if there is no memory (*no_memory is then set). */
+static int64_t select_records(struct arguments *arguments, struct mqd_batch *batch, const uint8_t *bytes,
+                              uint64_t size_bytes, bool *no_memory)
 {
     struct mqd_records records;
     struct mqd_record record;
@@ -52,12 +52,12 @@ static int64_t select_records(struct work *work, struct mqd_batch *batch, const 
     int result;
     mqd_records_begin(&records, batch, bytes, size_bytes);
     while ((result = mqd_records_next(&records, &record)) == 1) {
-        if (batch->base_offset + record.offset_delta < work->from_offset ||
-            !mqd_filter_match(work->filter, work->filter_bytes, &record))
+        if (batch->base_offset + record.offset_delta < arguments->from_offset ||
+            !mqd_filter_match(arguments->filter, arguments->filter_bytes, &record))
             continue;
-        if (count++ == 0 && !(*no_memory = !reserve(work->out, MQD_BATCH_HEADER_BYTES)))
-            work->out->size_bytes += MQD_BATCH_HEADER_BYTES;
-        if (*no_memory || (*no_memory = !append(work->out, record.bytes, record.size_bytes)))
+        if (count++ == 0 && !(*no_memory = !reserve(arguments->out, MQD_BATCH_HEADER_BYTES)))
+            arguments->out->size_bytes += MQD_BATCH_HEADER_BYTES;
+        if (*no_memory || (*no_memory = !append(arguments->out, record.bytes, record.size_bytes)))
             return -1;
         int64_t timestamp_ms = mqd_record_timestamp_ms(batch, &record);
         max_timestamp_ms = timestamp_ms > max_timestamp_ms ? timestamp_ms : max_timestamp_ms;
@@ -69,9 +69,9 @@ static int64_t select_records(struct work *work, struct mqd_batch *batch, const 
 
 /* Appends a batch with the selected records, or nothing if there are none. Returns 0 or an error
  * code. */
-static int16_t filter_batch(struct work *work, const uint8_t *bytes, const struct mqd_batch *batch)
+static int16_t filter_batch(struct arguments *arguments, const uint8_t *bytes, const struct mqd_batch *batch)
 {
-    struct mqd_filtered *out = work->out;
+    struct mqd_filtered *out = arguments->out;
     uint64_t begin = out->size_bytes;
     const uint8_t *records = bytes + MQD_BATCH_HEADER_BYTES;
     int64_t size_bytes = batch->size_bytes - MQD_BATCH_HEADER_BYTES;
@@ -87,7 +87,7 @@ static int16_t filter_batch(struct work *work, const uint8_t *bytes, const struc
     if (size_bytes < 0)
         return size_bytes == MQD_CODEC_NO_MEMORY ? NO_MEMORY : MQD_KAFKA_CORRUPT_MESSAGE;
     struct mqd_batch header = *batch;
-    int64_t count = select_records(work, &header, records, (uint64_t)size_bytes, &no_memory);
+    int64_t count = select_records(arguments, &header, records, (uint64_t)size_bytes, &no_memory);
     if (count < 0)
         return no_memory ? NO_MEMORY : MQD_KAFKA_CORRUPT_MESSAGE;
     if (count == 0)
@@ -103,7 +103,8 @@ static int16_t filter_batch(struct work *work, const uint8_t *bytes, const struc
     return 0;
 }
 
-/* Writes a batch without records, which may replace a batch in which no record is selected. */
+/* Writes to out->empty a batch without records, which may replace `batch`: none of its records is
+ * selected. */
 static void put_empty(struct mqd_filtered *out, const struct mqd_batch *batch)
 {
     struct mqd_batch header = *batch;
@@ -125,7 +126,7 @@ int16_t mqd_filter_append(const uint8_t *filter, uint32_t filter_bytes, const ui
                           int64_t from_offset, uint64_t output_bytes_max, struct mqd_filtered *out,
                           uint64_t *consumed_bytes)
 {
-    struct work work = {filter, filter_bytes, from_offset, out};
+    struct arguments arguments = {filter, filter_bytes, from_offset, out};
     struct mqd_batch batch;
     uint64_t at = 0, begin_bytes = out->size_bytes;
     int16_t error = 0;
@@ -138,7 +139,7 @@ int16_t mqd_filter_append(const uint8_t *filter, uint32_t filter_bytes, const ui
         }
         int64_t next_offset = batch.base_offset + batch.last_offset_delta + 1;
         if (next_offset > from_offset) {
-            error = filter_batch(&work, bytes + at, &batch);
+            error = filter_batch(&arguments, bytes + at, &batch);
             if (error) {
                 out->size_bytes = old_bytes; /* drops the records of this batch that were already selected */
                 break;

@@ -1,5 +1,5 @@
 /* Produce: requests and responses, versions 0..13 (0..2 have old message sets, which the caller
- * refuses; they are parsed so that it can respond).
+ * refuses; they are parsed so that the caller can respond).
  *
  *   request    transactional_id v3+ | required_acks | timeout_ms | topics[ name v0-12 or topic_id
  *              v13+ | partitions[ index | records ] ]

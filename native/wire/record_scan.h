@@ -38,8 +38,9 @@ struct mqd_record {
 
 struct mqd_records {
     const uint8_t *at, *end;
-    /* records not read yet; the least offset delta of the next record; that of the last record */
-    int32_t remaining_count, next_delta, last_delta;
+    int32_t remaining_count; /* records not read yet */
+    int32_t next_delta;      /* the next record's offset delta must not be lower */
+    int32_t last_delta;      /* nor higher: last_offset_delta of the batch */
     const char *reason;
 };
 

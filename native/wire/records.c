@@ -1,6 +1,6 @@
-/* Parses the records inside a batch without keeping them: a batch whose records cannot be parsed
- * would stop every consumer at its offset. Also finds the records without a key, for topics whose
- * records must have one (cleanup.policy=compact).
+/* Checks that the records of a batch can be parsed; otherwise the batch would stop every consumer
+ * at its offset. The parsed records are not kept. Also finds the records without a key, for topics
+ * whose records must have one (cleanup.policy=compact).
  *
  *   record  length varint (bytes after it) | attributes int8 | timestamp_delta varlong |
  *           offset_delta varint | key, value (varint size, -1 = null, bytes) | header count varint

@@ -60,7 +60,7 @@ struct mqd_share_response {
     int16_t error;
     int32_t state_epoch; /* READ only, like start and the runs */
     int64_t start;
-    int32_t run_count; /* taken by mqd_share_response_run, in order */
+    int32_t run_count; /* runs that mqd_share_response_run has not taken yet */
 };
 /* -1: the body or one of its runs is malformed, or it names another share-partition. */
 int mqd_share_response_parse(const uint8_t *body, uint32_t size_bytes, int api_key, const struct mqd_share_name *name,

@@ -114,11 +114,11 @@ bool mqd_api_flexible(int16_t api_key, int16_t api_version)
     return is_known_api(api_key) && flexible_from[api_key] != NEVER && api_version >= flexible_from[api_key];
 }
 
-int mqd_request_header_parse(const uint8_t *frame, uint32_t size_bytes, struct mqd_request_header *out, bool *known)
+int mqd_request_header_parse(const uint8_t *frame, uint32_t size_bytes, struct mqd_request_header *out, bool *is_known)
 {
     struct mqd_byte_cursor cursor = mqd_cursor_over(frame, size_bytes);
     struct mqd_text client_id;
-    *known = false;
+    *is_known = false;
     out->client_id = NULL;
     out->client_id_bytes = -1;
     if (mqd_take_i16(&cursor, "api_key", &out->api_key) || mqd_take_i16(&cursor, "api_version", &out->api_version) ||
@@ -127,7 +127,7 @@ int mqd_request_header_parse(const uint8_t *frame, uint32_t size_bytes, struct m
     out->header_bytes = (uint32_t)(cursor.at - cursor.begin);
     if (!is_known_api(out->api_key))
         return 0;
-    *known = true;
+    *is_known = true;
     /* client_id keeps its INT16 length in header v2, so that a broker can read it before it knows
      * whether the version is flexible (KIP-482). */
     if (mqd_take_text(&cursor, false, true, "client_id", &client_id) ||

@@ -30,8 +30,8 @@ struct mqd_request_header {
     uint32_t header_bytes; /* position of the body */
 };
 /* Decodes the header (v1 or v2 by api and version). An unknown api_key is not an error here:
- * known = false and only the first 8 bytes are decoded. */
-int mqd_request_header_parse(const uint8_t *frame, uint32_t size_bytes, struct mqd_request_header *out, bool *known);
+ * *is_known is false, and only the first 8 bytes are decoded. */
+int mqd_request_header_parse(const uint8_t *frame, uint32_t size_bytes, struct mqd_request_header *out, bool *is_known);
 /* Whether this version is flexible: its request header has tags, and so has its response header,
  * except for ApiVersions. */
 bool mqd_api_flexible(int16_t api_key, int16_t api_version);
@@ -241,7 +241,8 @@ struct mqd_produce_outcome {
     int64_t log_append_time_ms;
     int64_t log_start_offset;
     const char *message;
-    /* v8+: indexes of the refused records in the batch, one text for all (KIP-467) */
+    /* v8+: indexes of the refused records in the batch; record_message is the text for each of them
+     * (KIP-467) */
     const int32_t *record_errors;
     uint32_t record_error_count;
     const char *record_message;
