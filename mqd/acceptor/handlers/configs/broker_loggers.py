@@ -9,7 +9,7 @@ root's level. Kafka's FATAL is ERROR here, and its TRACE is DEBUG.
 import logging as standard_logging
 
 from mqd.acceptor.broker import Broker
-from mqd.acceptor.handlers.configs.config_entries import Entry
+from mqd.acceptor.handlers.configs.config_entries import ConfigEntry
 from mqd.base.logging import LEVELS, SYSLOG_OF_LEVEL, level_name
 from mqd.cluster.host.messages import ConfigOperation
 from mqd.cluster.metadata.refusal import Refusal
@@ -32,11 +32,11 @@ def check_name(broker: Broker, name: str) -> None:
         )
 
 
-def describe(broker: Broker, name: str, names: set[str] | None) -> list[Entry]:
+def describe(broker: Broker, name: str, names: set[str] | None) -> list[ConfigEntry]:
     """Raises Refusal."""
     check_name(broker, name)
     return [
-        Entry(logger, level, DYNAMIC_BROKER_LOGGER, False, False, UNKNOWN_TYPE, "", [])
+        ConfigEntry(logger, level, DYNAMIC_BROKER_LOGGER, False, False, UNKNOWN_TYPE, "", [])
         for logger, level in _levels(broker).items()
         if names is None or logger in names
     ]

@@ -24,7 +24,7 @@ class Synonym(NamedTuple):
     source: int
 
 
-class Entry(NamedTuple):
+class ConfigEntry(NamedTuple):
     name: str
     value: str | None
     source: int
@@ -39,9 +39,11 @@ def _shown_value(prop: Property, value: str | None) -> str | None:
     return None if prop.sensitive else value
 
 
-def _entry(prop: Property, synonyms: list[Synonym], read_only: bool) -> Entry:
+def _entry(prop: Property, synonyms: list[Synonym], read_only: bool) -> ConfigEntry:
     first = synonyms[0] if synonyms else Synonym(prop.name, None, DEFAULT)
-    return Entry(prop.name, first.value, first.source, read_only, prop.sensitive, TYPES[prop.kind], prop.doc, synonyms)
+    return ConfigEntry(
+        prop.name, first.value, first.source, read_only, prop.sensitive, TYPES[prop.kind], prop.doc, synonyms
+    )
 
 
 def _broker_synonyms(broker: Broker, prop: Property) -> list[Synonym]:
@@ -66,7 +68,7 @@ def _broker_synonyms(broker: Broker, prop: Property) -> list[Synonym]:
 
 def topic_entries(
     broker: Broker, config: Mapping[str, str], replica_count: int, names: set[str] | None = None
-) -> list[Entry]:
+) -> list[ConfigEntry]:
     """`config`: the topic's own settings. `replica_count`: the number of replicas of its
     partitions; min.insync.replicas=-1 is shown as the effective number.
     """
@@ -95,7 +97,7 @@ def topic_entries(
     return entries
 
 
-def group_entries(broker: Broker, config: Mapping[str, str], names: set[str] | None = None) -> list[Entry]:
+def group_entries(broker: Broker, config: Mapping[str, str], names: set[str] | None = None) -> list[ConfigEntry]:
     """`config`: the group's own settings."""
     entries = []
     for name, prop in GROUP.items():
@@ -111,7 +113,7 @@ def group_entries(broker: Broker, config: Mapping[str, str], names: set[str] | N
     return entries
 
 
-def client_metrics_entries(config: Mapping[str, str], names: set[str] | None = None) -> list[Entry]:
+def client_metrics_entries(config: Mapping[str, str], names: set[str] | None = None) -> list[ConfigEntry]:
     """`config`: the subscription's own settings. A default is not listed as a synonym, as in
     Kafka."""
     entries = []
@@ -123,7 +125,7 @@ def client_metrics_entries(config: Mapping[str, str], names: set[str] | None = N
     return entries
 
 
-def broker_entries(broker: Broker, advertised: str, names: set[str] | None = None) -> list[Entry]:
+def broker_entries(broker: Broker, advertised: str, names: set[str] | None = None) -> list[ConfigEntry]:
     """This broker's properties. advertised.listeners is included even if it is not set, because
     tools look for it.
     """
@@ -141,7 +143,7 @@ def broker_entries(broker: Broker, advertised: str, names: set[str] | None = Non
     return entries
 
 
-def all_brokers_entries(broker: Broker, names: set[str] | None = None) -> list[Entry]:
+def all_brokers_entries(broker: Broker, names: set[str] | None = None) -> list[ConfigEntry]:
     """The entries for the resource name "": the dynamic settings for all brokers."""
     return [
         _entry(prop, [Synonym(name, _shown_value(prop, value), BROKER_DYNAMIC_DEFAULT)], False)

@@ -4,7 +4,7 @@ client metrics subscriptions, and consumer groups; with synonyms and documentati
 
 from mqd.acceptor.broker import Broker, Context
 from mqd.acceptor.handlers.configs import broker_loggers, config_entries
-from mqd.acceptor.handlers.configs.config_entries import Entry
+from mqd.acceptor.handlers.configs.config_entries import ConfigEntry
 from mqd.base.cluster_config import format_address
 from mqd.cluster.metadata.rules.configs import RESOURCE_BROKER, RESOURCE_CLIENT_METRICS, RESOURCE_GROUP, RESOURCE_TOPIC
 from mqd.cluster.metadata.rules.topics import Refusal, check_topic_name
@@ -53,7 +53,7 @@ def _resource(
     )
 
 
-def _entries(context: Context, resource: DescribeConfigsRequest.Resource) -> list[Entry]:
+def _entries(context: Context, resource: DescribeConfigsRequest.Resource) -> list[ConfigEntry]:
     """Raises Refusal."""
     broker: Broker = context.broker
     names = set(resource.configuration_keys) if resource.configuration_keys else None  # an empty list: all
@@ -105,7 +105,7 @@ def _unsupported(resource_type: int) -> Refusal:
     )
 
 
-def _config(entry: Entry, request: DescribeConfigsRequest) -> DescribeConfigsResponse.Config:
+def _config(entry: ConfigEntry, request: DescribeConfigsRequest) -> DescribeConfigsResponse.Config:
     synonyms = entry.synonyms if request.include_synonyms else []
     return DescribeConfigsResponse.Config(
         name=entry.name,
