@@ -5,8 +5,8 @@ On a single host a partition's only replica cannot move. Requesting its present 
 nothing and succeeds; other brokers do not exist; and there is never a reassignment to cancel.
 
 With mqd's own tagged field 9100, the controller computes assignments that give all hosts the same
-load: for the named topics (their partitions are ignored), or for all topics. BALANCE starts
-the moves; PLAN only returns them, in the response's tagged field 9100.
+load: for the named topics (the request's partition indexes are ignored), or for all topics.
+BALANCE starts the moves; PLAN only returns them, in the response's tagged field 9100.
 """
 
 from mqd.acceptor.broker import Broker, Context

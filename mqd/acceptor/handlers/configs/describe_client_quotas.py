@@ -1,5 +1,6 @@
-"""DescribeClientQuotas 0-1 (KIP-546): the existing quotas, filtered by entity type: each with an
-exact name, the default, or any name. A strict filter excludes entities that also have other types.
+"""DescribeClientQuotas 0-1 (KIP-546): the existing quotas. A filter names entity types, and for each
+of them an exact name, the default, or any name. A strict filter excludes entities that also have
+other types.
 """
 
 from collections.abc import Callable
@@ -13,23 +14,23 @@ from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import DescribeClientQuotasRequest, DescribeClientQuotasResponse
 
 EXACT, DEFAULT, ANY = 0, 1, 2
-Matches = Callable[[str | None], bool]
+Condition = Callable[[str | None], bool]
 
 
 async def handle(
     context: Context, header: RequestHeader, request: DescribeClientQuotasRequest
 ) -> DescribeClientQuotasResponse:
     try:
-        conditions = _filter(request)
+        conditions = _conditions(request)
     except Refusal as refusal:
         return DescribeClientQuotasResponse(error_code=refusal.error, error_message=refusal.message, entries=None)
     quotas = [quota for quota in context.broker.metadata.client_quotas if _fits(quota, conditions, request.strict)]
     return DescribeClientQuotasResponse(entries=[_entry(quota) for quota in quotas])
 
 
-def _filter(request: DescribeClientQuotasRequest) -> dict[str, Matches]:
+def _conditions(request: DescribeClientQuotasRequest) -> dict[str, Condition]:
     """The conditions by entity type. Raises Refusal."""
-    conditions: dict[str, Matches] = {}
+    conditions: dict[str, Condition] = {}
     for component in request.components:
         kind = component.entity_type
         if kind in conditions:
@@ -38,7 +39,7 @@ def _filter(request: DescribeClientQuotasRequest) -> dict[str, Matches]:
             raise Refusal(ErrorCode.INVALID_REQUEST, "Invalid empty entity type.")
         if kind not in (USER, CLIENT_ID, IP):
             raise Refusal(ErrorCode.UNSUPPORTED_VERSION, f"Unsupported entity type {kind}")
-        conditions[kind] = _matches(component)
+        conditions[kind] = _condition(component)
     if IP in conditions and len(conditions) > 1:
         raise Refusal(
             ErrorCode.INVALID_REQUEST,
@@ -48,7 +49,7 @@ def _filter(request: DescribeClientQuotasRequest) -> dict[str, Matches]:
     return conditions
 
 
-def _matches(component: DescribeClientQuotasRequest.ComponentData) -> Matches:
+def _condition(component: DescribeClientQuotasRequest.ComponentData) -> Condition:
     name = component.match
     if component.match_type == EXACT:
         if name is None:
@@ -66,7 +67,7 @@ def _matches(component: DescribeClientQuotasRequest.ComponentData) -> Matches:
     return lambda entity_name: entity_name is None or component.match_type == ANY
 
 
-def _fits(quota: ClientQuota, conditions: dict[str, Matches], strict: bool) -> bool:
+def _fits(quota: ClientQuota, conditions: dict[str, Condition], strict: bool) -> bool:
     entity = dict(quota.entity)
     if strict and len(entity) != len(conditions):
         return False

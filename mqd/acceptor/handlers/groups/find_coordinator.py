@@ -1,6 +1,6 @@
-"""FindCoordinator 0-6 (KIP-98, KIP-699, KIP-890, KIP-932): the coordinator of a group, transactional
-id or share-partition (`group:topicId:partition`, from version 6 on) is the leader of its partition
-of the internal topic.
+"""FindCoordinator 0-6 (KIP-98, KIP-699, KIP-890, KIP-932): finds the coordinator of a group,
+transactional id or share-partition (`group:topicId:partition`; version 6 and later). Each of these
+belongs to a partition of an internal topic; its coordinator is the leader of that partition.
 
 The first request creates the internal topic; until its partitions have leaders the response is
 COORDINATOR_NOT_AVAILABLE, and the client retries. The same response is given for partitions that
@@ -53,8 +53,8 @@ async def _ensure_internal_topic(
         return int(ErrorCode.INVALID_REQUEST), error_message(ErrorCode.INVALID_REQUEST)
     coordinator = _coordinator_of_type(context, key_type)
     if coordinator is None and key_type == TRANSACTION:
-        # This broker has no transactions: the client's next request gets an error that it treats as
-        # fatal.
+        # This broker does not coordinate transactions: the client's next request gets an error that
+        # clients treat as fatal.
         return 0, None
     if coordinator is None:
         return int(ErrorCode.INVALID_REQUEST), f"There are no coordinators of type {key_type} here."

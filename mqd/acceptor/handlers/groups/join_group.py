@@ -1,5 +1,5 @@
-"""JoinGroup 0-9 (KIP-62, 134, 345, 394, 559, 800, 814): waits in the group's core until its join
-phase ends.
+"""JoinGroup 0-9 (KIP-62, 134, 345, 394, 559, 800, 814): waits in the group's core until the
+join phase ends.
 """
 
 from uuid import uuid4

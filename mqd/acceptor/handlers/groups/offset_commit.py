@@ -1,8 +1,8 @@
 """OffsetCommit 2-10 (KIP-98, KIP-211, KIP-320, KIP-345, KIP-848): a group's offsets, on disk before
 they are acknowledged.
 
-Partitions that do not exist are refused individually; the others form one event of the group's
-core. Version 10 names topics by id.
+Partitions that do not exist are refused individually; the others go to the group's core in one
+event. Version 10 names topics by id.
 """
 
 from mqd.acceptor.broker import Broker, Context
@@ -58,7 +58,7 @@ async def _commit(
     if broker.coordinators is None:
         return OffsetsCommitted(int(ErrorCode.COORDINATOR_NOT_AVAILABLE))
 
-    def event(number: int) -> CommitOffsets:
+    def make_event(number: int) -> CommitOffsets:
         return CommitOffsets(
             number,
             version,
@@ -71,6 +71,6 @@ async def _commit(
 
     timeout_s = broker.broker_number("offsets.commit.timeout.ms") / 1000
     try:
-        return await broker.coordinators.groups.request(request.group_id, event, timeout_s)
+        return await broker.coordinators.groups.request(request.group_id, make_event, timeout_s)
     except CoordinatorError as error:
         return OffsetsCommitted(error.error_code)

@@ -4,10 +4,10 @@ several groups in one request from version 8 on.
 A group that does not exist has no committed offsets: offset -1, no error. With require_stable a
 partition with a pending transactional offset gets UNSTABLE_OFFSET_COMMIT.
 
-Up to version 7 the group's error is also set on each partition. From version 2 on there is a field
-for it, but aiokafka (0.14, which uses version 3) does not read it: it would mistake the response of a
-host that is no longer the coordinator for that of a group without commits, and read from the
-beginning.
+Up to version 7 the group's error is also set on each partition. Versions 2 and later have a field
+for the group's error, but aiokafka (0.14, which uses version 3) does not read this field: it would
+take the response of a host that is no longer the coordinator for that of a group without commits, and
+would read from the beginning.
 """
 
 import asyncio
@@ -25,8 +25,8 @@ from mqd.security.acl import Operation, ResourceType
 
 _VERSION_GROUPS, _VERSION_TOPIC_IDS = 8, 10
 TIMEOUT_S = 5.0
-# The second code is sent instead of the first, on which aiokafka and older Java consumers give up;
-# on the second they look up the coordinator again (KAFKA-17267).
+# The second code is sent instead of the first. On the first, aiokafka and older Java consumers give
+# up; on the second, they look up the coordinator again (KAFKA-17267).
 _REPLACED_ERRORS = {int(ErrorCode.COORDINATOR_NOT_AVAILABLE): int(ErrorCode.NOT_COORDINATOR)}
 
 UNAUTHORIZED = int(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
@@ -75,7 +75,7 @@ async def _group(
     by_id = version >= _VERSION_TOPIC_IDS
     requested, refused = None, []
     if group.topics is not None:
-        known: list[tuple[str, tuple[int, ...]]] = []
+        permitted: list[tuple[str, tuple[int, ...]]] = []
         for topic in group.topics:
             name, error = name_of(broker, topic.name, topic.topic_id, by_id)
             if not error and not _may_describe(context, name):
@@ -88,8 +88,8 @@ async def _group(
                     OffsetFetchResponse.GroupTopic(name=topic.name, topic_id=topic.topic_id, partitions=failed)
                 )
             else:
-                known.append((name, tuple(topic.partition_indexes)))
-        requested = tuple(known)
+                permitted.append((name, tuple(topic.partition_indexes)))
+        requested = tuple(permitted)
     fetched = await _fetch(context, group.group_id, requested, require_stable, group.member_id, group.member_epoch)
     if fetched.error:
         return OffsetFetchResponse.Group(group_id=group.group_id, topics=[], error_code=fetched.error)

@@ -40,7 +40,7 @@ async def handle(
 
 
 def problem_of(request: ShareGroupHeartbeatRequest) -> str | None:
-    """Returns why the request is invalid, whatever the group, or None if it is valid."""
+    """Returns why the request is invalid regardless of the group's state, or None if it is valid."""
     if not request.member_id.strip():
         return "MemberId can't be empty."
     if not request.group_id.strip():

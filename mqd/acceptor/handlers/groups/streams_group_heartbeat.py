@@ -84,7 +84,7 @@ async def _heartbeat(
 async def _heartbeat_again(
     context: Context, header: RequestHeader, request: StreamsGroupHeartbeatRequest, first: StreamsGroupHeartbeatResponse
 ) -> StreamsGroupHeartbeatResponse:
-    """Called when the topics exist, so that the member gets its tasks without another heartbeat."""
+    """Called when the topics exist, so that the member gets its tasks now, not at its next heartbeat."""
     next_request = msgspec.structs.replace(request, member_epoch=first.member_epoch, topology=None)
     response = (await _heartbeat(context, header, next_request)).response
     if response.error_code:

@@ -13,7 +13,7 @@ from mqd.protocol.messages import DeleteRecordsRequest, DeleteRecordsResponse
 
 HIGH_WATERMARK = -1
 # The shortest timeout that is applied. Kafka's leader deletes immediately and waits only for other
-# replicas, so that a timeout of 0 need not end in REQUEST_TIMED_OUT.
+# replicas, so even a timeout of 0 can succeed there.
 TIMEOUT_MS_MIN = 5_000
 
 

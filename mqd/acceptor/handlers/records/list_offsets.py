@@ -29,7 +29,7 @@ _FIRST_VERSIONS = {
     LATEST_TIERED: 9,
     EARLIEST_PENDING_UPLOAD: 11,
 }
-# these do not depend on the end of the log, so no flush must be awaited for them
+# lookups that do not depend on the end of the log: they need not wait for a flush
 _END_INDEPENDENT = (EARLIEST, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD)
 READ_COMMITTED = 1
 CONSUMER_REPLICA_ID = -1
@@ -82,8 +82,8 @@ async def _partition(
     requested: ListOffsetsRequest.Partition,
     silent_dirs: set[int],
 ) -> ListOffsetsResponse.PartitionResponse:
-    """`silent_dirs`: log directories that did not respond earlier in this request; it waits for each
-    directory at most once.
+    """`silent_dirs`: log directories that did not respond earlier in this request. A request waits for
+    each directory at most once.
     """
     index, timestamp = requested.partition_index, requested.timestamp
     if timestamp < 0 and version < _FIRST_VERSIONS.get(timestamp, 99):

@@ -33,8 +33,8 @@ def epoch_error(requested: int, current: int) -> int:
 async def _partition(
     broker: Broker, name: str, requested: OffsetForLeaderEpochRequest.Partition, silent_dirs: set[int]
 ) -> OffsetForLeaderEpochResponse.EpochEndOffset:
-    """`silent_dirs`: log directories that have already timed out in this request; it waits for each
-    directory at most once.
+    """`silent_dirs`: log directories that have already timed out in this request. A request waits for
+    each directory at most once.
     """
 
     def result(error: int, leader_epoch: int = -1, end_offset: int = -1) -> OffsetForLeaderEpochResponse.EpochEndOffset:

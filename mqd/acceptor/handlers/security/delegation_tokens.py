@@ -30,7 +30,7 @@ from mqd.security import principal, tokens
 from mqd.security.acl import Operation, ResourceType
 
 TIMEOUT_MS = 30_000  # the requests have no field for it
-NO_TIME = -1  # as in Kafka: stands for each time in the response to a refused request
+NO_TIME = -1  # as in Kafka: the value of every time field in the response to a refused request
 _MAY_USE_TOKEN_APIS = (PrincipalKind.SASL, PrincipalKind.TLS, PrincipalKind.LOCAL)
 Request = (
     CreateDelegationTokenRequest

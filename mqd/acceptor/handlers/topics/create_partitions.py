@@ -3,8 +3,8 @@
 With mqd's own tagged field 9100 (per topic), the request reduces the number of partitions. RETIRE
 retires the partitions from `count` on; RETIRE_MOVING_KEYS does so even if keys of the remaining
 partitions move. RELEASE: producers no longer need to wait until consumers have read the retired
-partitions. STATUS changes nothing. Each response also has a tagged field 9100: the progress of
-retiring the topic's partitions, as this broker knows it. See
+partitions. STATUS changes nothing. The result of each such topic also has a tagged field 9100: the
+progress of retiring the topic's partitions, as this broker knows it. See
 docs/decisions/cluster/2026-11-21-retired-partitions.md.
 """
 
@@ -75,7 +75,7 @@ async def _respond(
 
 
 def _result(context: Context, topic: CreatePartitionsRequest.Topic, error: int, message: str | None) -> Result:
-    """The result; for clients that use the tagged field, with the progress of retiring partitions."""
+    """With the progress of retiring partitions, if the request has the tagged field."""
     image = context.broker.metadata.topics.get(topic.name)
     return Result(
         name=topic.name,

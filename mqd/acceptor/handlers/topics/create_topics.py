@@ -46,7 +46,7 @@ async def handle(context: Context, header: RequestHeader, request: CreateTopicsR
         return response
     count = sum(_partition_count(context.broker, topic) for topic in request.topics if counts[topic.name] == 1)
     if count > PARTITIONS_MAX:
-        text = f"{count} partitions are requested, more than the {PARTITIONS_MAX} of one request: use several requests."
+        text = f"{count} partitions requested; one request may create at most {PARTITIONS_MAX}: use several requests."
         refused = [_refused(topic.name, ErrorCode.POLICY_VIOLATION, text) for topic in request.topics]
         return CreateTopicsResponse(topics=refused)
     quota = MutationQuota(context, header, strict=header.api_version >= 6)

@@ -1,15 +1,15 @@
-"""WriteTxnMarkers 1-2 (KIP-98, KIP-664, KIP-1228). Between hosts, over authenticated connections,
-it ends transactions. From a client (Admin.abortTransaction) it ends a hanging one: only aborts are
-accepted, for a transaction that is open according to the partition. The owner is queried first:
-nothing is written if no transaction is open, and a marker raises a producer's epoch by at most one
-and never raises its coordinator epoch, because that would lock the producer or the coordinator out
-of the partition.
+"""WriteTxnMarkers 1-2 (KIP-98, KIP-664, KIP-1228). Other hosts send it, over authenticated
+connections, to end transactions. Clients send it (Admin.abortTransaction) to end a hanging
+transaction. From clients, only aborts are accepted. The partition's owner is queried first: nothing
+is written if the partition has no open transaction of the producer. A client's marker raises the
+producer's epoch by at most one and never raises the coordinator epoch: otherwise it could lock the
+producer or the coordinator out of the partition.
 
-If the transaction is ongoing according to the producer's coordinator, the coordinator aborts it
-everywhere and fences the producer: a marker without the coordinator's knowledge would split the
-transaction. (Coordinators on other hosts are queried; the transaction's coordinator aborts it.) A
-marker of transactions v2 (KIP-1228) has a higher epoch than the transaction that it ends, so it
-does not end a transaction with the same epoch as the marker.
+If the transaction is ongoing according to the producer's coordinator, on this or another host, that
+coordinator aborts the transaction everywhere and fences the producer: a marker without the
+coordinator's knowledge would split the transaction. A marker of transactions v2 (KIP-1228) has a
+higher epoch than the transaction that it ends, so it does not end a transaction with the same epoch
+as the marker.
 """
 
 import asyncio
