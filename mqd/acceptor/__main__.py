@@ -1,9 +1,9 @@
-"""`python -m mqd.acceptor`: accepts connections, and answers the requests that the reactors do not.
-The data directory comes from MQD_DATA_DIR.
+"""`python -m mqd.acceptor`: accepts connections, and answers the requests that the reactors do not
+handle. The data directory comes from MQD_DATA_DIR.
 
 Exit status: 0 after a clean shutdown (on request, by SIGTERM, or because the keeper or supervisord
 ended), otherwise 1; supervisord then restarts the process. Nothing is lost by a restart: the keeper
-holds the listening sockets, the workers the connections and the requests not yet answered.
+holds the listening sockets; the workers hold the connections and the requests not yet answered.
 """
 
 import gc
@@ -33,7 +33,7 @@ from mqd.acceptor.handlers.cluster import api_versions
 from mqd.acceptor.handlers.records import list_offsets
 from mqd.acceptor.interbroker import queue_deletion, share_states
 from mqd.acceptor.interbroker.client import Peers
-from mqd.acceptor.interbroker.server import SERVED, InterbrokerServer
+from mqd.acceptor.interbroker.server import SERVED_APIS, InterbrokerServer
 from mqd.acceptor.link import Link
 from mqd.acceptor.local import relay as relaying
 from mqd.acceptor.local.clients import LocalClients
@@ -65,11 +65,11 @@ def _listeners(client: KeeperClient) -> list[tuple[str, str, int]]:
 async def run(client: KeeperClient, layout: paths.Layout) -> int:
     log = logging.get("acceptor")
     loop = asyncio.get_running_loop()
-    ended: asyncio.Future[str] = loop.create_future()
+    end_reason: asyncio.Future[str] = loop.create_future()
 
     def end(reason: str) -> None:
-        if not ended.done():
-            ended.set_result(reason)
+        if not end_reason.done():
+            end_reason.set_result(reason)
 
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signal_number, end, signal.Signals(signal_number).name)
@@ -157,7 +157,7 @@ async def run(client: KeeperClient, layout: paths.Layout) -> int:
                 return await coordinators.queue_deletion.serve(frame)
             if api_key == PRODUCE:
                 return await dead_letters.serve(frame)
-            if api_key not in SERVED:
+            if api_key not in SERVED_APIS:
                 return None
             outcome = await dispatch.respond(broker, Origin(peer_node=node), frame, 0)
             return outcome.body
@@ -184,10 +184,10 @@ async def run(client: KeeperClient, layout: paths.Layout) -> int:
     client.watch(loop, on_death, end, end)
     receiving = loop.create_task(controller.run())
     image_wait = loop.create_task(first_image.wait())
-    startup_waits: set[asyncio.Future[Any]] = {image_wait, receiving, ended}
+    startup_waits: set[asyncio.Future[Any]] = {image_wait, receiving, end_reason}
     await asyncio.wait(startup_waits, return_when=asyncio.FIRST_COMPLETED)
     image_wait.cancel()
-    if metadata.version >= 0 and not ended.done():
+    if metadata.version >= 0 and not end_reason.done():
         api_versions.publish(control, metadata)
         port = metrics.start(client.config, broker.port)
         link.start(loop)
@@ -206,7 +206,7 @@ async def run(client: KeeperClient, layout: paths.Layout) -> int:
             listeners=", ".join(f"{name}://{host}:{number}" for name, host, number in broker.listeners),
             metrics_port=port,
         )
-        serving_waits: set[asyncio.Future[Any]] = {receiving, ended}
+        serving_waits: set[asyncio.Future[Any]] = {receiving, end_reason}
         await asyncio.wait(serving_waits, return_when=asyncio.FIRST_COMPLETED)
     acceptor.stop()
     if (
@@ -227,11 +227,11 @@ async def run(client: KeeperClient, layout: paths.Layout) -> int:
     checks.close()
     broker.authentication.close()
     receiving.cancel()
-    if not ended.done():
+    if not end_reason.done():
         error = receiving.exception() if receiving.done() and not receiving.cancelled() else None
         log.error("acceptor exits", reason=f"the controller's messages cannot be processed: {error!r}")
         return 1
-    log.info("acceptor ended", reason=ended.result())
+    log.info("acceptor ended", reason=end_reason.result())
     return client.exit_status
 
 

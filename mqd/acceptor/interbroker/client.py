@@ -45,14 +45,14 @@ class _Connection:
         self.channel = channel
         self.socket = channel.socket
         self.waiting: dict[int, asyncio.Future[bytes]] = {}
-        self.writing = asyncio.Lock()
-        self.reading: asyncio.Task[None] | None = None
+        self.write_lock = asyncio.Lock()
+        self.read_task: asyncio.Task[None] | None = None
         # resolved when the socket's buffer has room, for which send() waits
         self._room: asyncio.Future[None] | None = None
         self._loop = asyncio.get_running_loop()
 
     async def send(self, data: bytes) -> None:
-        """Raises OSError, including if close() is called in the meantime. One call at a time."""
+        """Raises OSError, also if close() is called in the meantime. Only one call may run at a time."""
         unsent = memoryview(self.channel.to_wire(data))
         while unsent:
             try:
@@ -84,8 +84,8 @@ class _Connection:
             self._loop.remove_reader(self.socket)
             self._loop.remove_writer(self.socket)
             self.socket.close()
-        if self.reading is not None:
-            self.reading.cancel()
+        if self.read_task is not None:
+            self.read_task.cancel()
         if self._room is not None and not self._room.done():
             self._room.set_exception(ConnectionAbortedError("the connection ended"))
         for future in self.waiting.values():
@@ -94,7 +94,7 @@ class _Connection:
         self.waiting.clear()
 
 
-def _address(broker: BrokerImage) -> tuple[int, str, int]:
+def _peer_key(broker: BrokerImage) -> tuple[int, str, int]:
     return broker.epoch, broker.inter_broker_host, broker.inter_broker_port
 
 
@@ -126,7 +126,7 @@ class Peers:
 
     async def _request(self, connection: _Connection, request: object, version: int) -> object:
         if len(connection.waiting) >= IN_FLIGHT_MAX:
-            raise PeerError(f"{IN_FLIGHT_MAX} requests to host {connection.broker.node_id} are in flight")
+            raise PeerError(f"{IN_FLIGHT_MAX} requests to host {connection.broker.node_id} are already in flight")
         self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
         correlation_id = self._correlation_id
         frame = encode_request(request, version, correlation_id)
@@ -150,7 +150,7 @@ class Peers:
             raise PeerError(f"host {connection.broker.node_id} sent an invalid response: {error}") from error
 
     async def _write(self, connection: _Connection, data: bytes) -> None:
-        async with connection.writing:
+        async with connection.write_lock:
             is_complete = False
             try:
                 await connection.send(data)
@@ -167,7 +167,7 @@ class Peers:
             raise PeerError(f"host {node_id} is not registered, or has no listener for other hosts")
         existing = self._connections.get(node_id)
         if existing is not None:
-            if _address(existing.broker) == _address(broker):
+            if _peer_key(existing.broker) == _peer_key(broker):
                 return existing
             self._drop(existing)
         task = self._connecting.get(node_id)
@@ -220,7 +220,7 @@ class Peers:
                 raise
             raise PeerError(f"host {broker.node_id}: {str(error) or type(error).__name__}") from error
         opened = _Connection(broker, channel)
-        opened.reading = asyncio.get_running_loop().create_task(self._read(opened))
+        opened.read_task = asyncio.get_running_loop().create_task(self._read(opened))
         self._connections[broker.node_id] = opened  # before _read() can drop the connection
         return opened
 
@@ -236,7 +236,7 @@ class Peers:
                 node=connection.broker.node_id,
                 reason=str(error) or type(error).__name__,
             )
-        connection.reading = None
+        connection.read_task = None
         self._drop(connection)
 
     def _drop(self, connection: _Connection) -> None:

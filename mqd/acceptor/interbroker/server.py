@@ -5,7 +5,7 @@ those of other hosts' acceptors are served here.
         hello.worker >= 0    handed to that worker, with the peer's node id (flag 2 of the hand-off
                              packet) and, if both hosts support TLS, flag 4: the worker begins TLS
         hello.worker == -1   TLS, if both hosts support it (host_tls.py), then Kafka frames, only of
-                             the APIs in SERVED, and Envelopes of clients' requests (local/relay.py)
+                             the APIs in SERVED_APIS, and Envelopes of clients' requests (local/relay.py)
 
 Transaction markers from a host are accepted only from the newest of its connections that have sent
 markers: an older connection was abandoned, or its acceptor has died. The older one is closed before
@@ -40,14 +40,14 @@ from mqd.cluster.membership.handshake import HandshakeFailed, Hello, Identity, R
 
 HANDSHAKES_MAX = 64
 IN_FLIGHT_MAX = 4096  # this many, because the members of a group wait for each other in JoinGroup
-BATCH_COUNT = 64  # connections accepted in one pass
+BATCH_CONNECTIONS_MAX = 64  # connections accepted in one pass
 PAUSE_S = 0.1
 FLAG_PEER, FLAG_TLS = 2, 4
 PACKET = struct.Struct("<IHH16sHH16si16x")
 ACCEPTOR = -1  # hello.worker: the connection is not for a worker
 # ListOffsets, AddPartitionsToTxn, EndTxn, WriteTxnMarkers, DescribeProducers, ListTransactions
-SERVED = frozenset((2, 24, 26, 27, 61, 66))
-MARKERS = (27).to_bytes(2, "big")  # first bytes of a WriteTxnMarkers
+SERVED_APIS = frozenset((2, 24, 26, 27, 61, 66))
+MARKERS_PREFIX = (27).to_bytes(2, "big")  # first bytes of a WriteTxnMarkers
 
 log = logging.get("acceptor.between")
 assert PACKET.size == 64
@@ -85,7 +85,7 @@ def admission(hello: Hello, metadata: Metadata, node_id: int, worker_count: int)
     if hello.identity.node_id == node_id:
         return Refusal(handshake.REFUSED_IDENTITY, f"node id {node_id} is this host's own")
     if peer is None:
-        return Refusal(handshake.REFUSED_BUSY, f"host {node_id} knows no registration of node {hello.identity.node_id}")
+        return Refusal(handshake.REFUSED_BUSY, f"host {node_id} has no registration of node {hello.identity.node_id}")
     if peer.directory_id and hello.identity.directory_id and peer.directory_id != hello.identity.directory_id:
         return Refusal(handshake.REFUSED_IDENTITY, f"node {peer.node_id} is registered with another metadata directory")
     if not ACCEPTOR <= hello.worker < worker_count:
@@ -138,7 +138,7 @@ class InterbrokerServer:
 
     def _on_readable(self) -> None:
         assert self._loop is not None
-        for _ in range(BATCH_COUNT):
+        for _ in range(BATCH_CONNECTIONS_MAX):
             try:
                 connection, address = self._listener.accept()
             except (BlockingIOError, InterruptedError):
@@ -189,7 +189,7 @@ class InterbrokerServer:
         except HandshakeFailed as error:
             if self._refused_hosts.is_new(side.proven_node_id, str(error)):
                 log.warning(
-                    "a connection to the listener between hosts is closed",
+                    "a connection to the inter-broker listener is closed",
                     node=side.proven_node_id if side.proven_node_id is not None else "unproven",
                     address=address[0],
                     reason=str(error),
@@ -233,8 +233,8 @@ class InterbrokerServer:
     # -- serving -----------------------------------------------------------------------------------
 
     async def _respond_all(self, channel: Channel, node: int) -> None:
-        """Answers requests until the connection ends. They run concurrently: a marker that waits for its
-        partition does not delay other requests. Responses carry the correlation id.
+        """Answers requests until the connection ends. The handlers run concurrently: a marker that waits
+        for its partition does not delay other requests. Responses are matched by correlation id.
         """
         assert self._loop is not None
         connection = channel.socket
@@ -262,7 +262,7 @@ class InterbrokerServer:
 
         try:
             while (frame := await channel.read_frame()) is not None:
-                if frame.startswith(MARKERS) and not await self._admit_markers(node, number):
+                if frame.startswith(MARKERS_PREFIX) and not await self._admit_markers(node, number):
                     return
                 await slots.acquire()
                 task = loop.create_task(respond(frame))

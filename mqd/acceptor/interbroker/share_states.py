@@ -110,7 +110,7 @@ class ShareStates:
         version = _APIS_BY_KEY[api_key].version
         request: Any = codec.decode(message_class(api_key, "Request"), version, body)
         if [len(topic.partitions) for topic in request.topics] != [1]:
-            raise ProtocolError("a worker's request names one share-partition", type(request).__name__)
+            raise ProtocolError("a worker's request must name exactly one share-partition", type(request).__name__)
         (topic,) = request.topics
         result = await self.respond_to_owner(api_key, request.group_id, topic.topic_id, topic.partitions[0])
         settings = self._settings(request.group_id)
@@ -219,8 +219,8 @@ class ShareStates:
         else:
             raise TypeError(f"{type(effect).__name__} is not an effect of a group")
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

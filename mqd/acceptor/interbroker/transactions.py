@@ -1,4 +1,4 @@
-"""Transactions whose coordinator, partitions or groups are led by different hosts. Markers go to the
+"""Transactions whose coordinator, partitions or groups are on different hosts. Markers go to the
 leaders of partitions (WriteTxnMarkers). Checks of partitions go to the coordinator
 (AddPartitionsToTxn 5, which only brokers send), and so does an administrator's abort of an ongoing
 transaction (EndTxn, which has only this meaning between hosts). All of them use the inter-broker
@@ -7,14 +7,14 @@ listener.
 Invariants
     T1  a marker is answered with success only when the leader's host reports it below the high
         watermark; an unknown outcome is an error that is retried
-        (mqd/coordinator/transaction/markers.py), and if the marker was written after all, the retry
-        is refused for its epoch
+        (mqd/coordinator/transaction/markers.py); if the marker was written after all, the retry is
+        refused because of its epoch
     T2  the target host is chosen when the request is sent, by the metadata of that moment; a host
         that is not the leader, or no longer is, refuses without effect
     T3  a marker names its intended leader epoch, and is refused in any other epoch. Otherwise a
-        marker that the network has delayed could arrive after another leader wrote the retry and
-        the first host leads again: it would end the producer's next transaction (a client before
-        KIP-890 continues with the same epoch)
+        marker delayed by the network could arrive when another leader has written the retry and the
+        first host leads again. The delayed marker would then end the producer's next transaction,
+        because clients older than KIP-890 keep the same epoch
 Concurrency: the event loop's thread.
 """
 
@@ -55,7 +55,7 @@ class MarkerToWrite(NamedTuple):
     producer_id: int
     producer_epoch: int
     coordinator_epoch: int
-    commit: bool
+    is_commit: bool
     is_bumped: bool  # the epoch is one above that of the transaction's records (KIP-890)
     leader_epoch: int = -1  # T3; -1 = any
 
@@ -132,7 +132,7 @@ def _requested_marker(marker: MarkerToWrite) -> WriteTxnMarkersRequest.Marker:
     return WriteTxnMarkersRequest.Marker(
         producer_id=marker.producer_id,
         producer_epoch=marker.producer_epoch,
-        transaction_result=marker.commit,
+        transaction_result=marker.is_commit,
         topics=[WriteTxnMarkersRequest.Topic(name=marker.partition[0], partition_indexes=[marker.partition[1]])],
         coordinator_epoch=marker.coordinator_epoch,
         transaction_version=TRANSACTIONS_V2 if marker.is_bumped else 0,
@@ -193,8 +193,8 @@ def _topics(partitions: Iterable[Partition]) -> list[AddPartitionsToTxnRequest.T
 class RemoteTransaction(NamedTuple):
     """What coordinators on other hosts know about an unfinished transaction of a producer. `error`:
     0 if no coordinator knows one; COORDINATOR_NOT_AVAILABLE if a coordinator cannot be reached;
-    CONCURRENT_TRANSACTIONS if there is one. If it is ongoing, `node_id` is its coordinator's host, and
-    `transactional_id` its id; otherwise it is already ending.
+    CONCURRENT_TRANSACTIONS if there is one. If the transaction is ongoing, `node_id` is its
+    coordinator's host and `transactional_id` its id; both have their defaults if it is already ending.
     """
 
     error: int

@@ -306,7 +306,7 @@ def test_a_writer_continues_at_once_when_a_stalled_host_reads_again(monkeypatch:
             monkeypatch.setattr(Channel, "read_frame", read_nothing)
             large = remote_transactions.ListTransactionsRequest(state_filters=[], producer_id_filters=[1] * (2 << 20))
             stuck = [asyncio.create_task(hosts.peers.request(3, large, 1, 900)) for _ in range(3)]
-            while not (known := hosts.peers._connections.get(3)) or not known.writing.locked():
+            while not (known := hosts.peers._connections.get(3)) or not known.write_lock.locked():
                 await asyncio.sleep(0.001)
             monkeypatch.setattr(Channel, "read_frame", read_frame)
             hosts.broker.metadata.apply(
@@ -436,7 +436,7 @@ def test_an_acceptor_with_another_hosts_certificate_is_refused(tmp_path, thief, 
             assert isinstance(await hosts.peers.request(3, request, 1, 20), ListTransactionsResponse)
 
     asyncio.run(scenario())
-    logged = [record for record in caplog.records if "listener between hosts is closed" in record.getMessage()]
+    logged = [record for record in caplog.records if "inter-broker listener is closed" in record.getMessage()]
     assert len(logged) == 1
 
 
