@@ -7,9 +7,9 @@ the connection limits of the address and of the listener (uint32 each, 0: no lim
 IPv4 addresses are mapped (::ffff:a.b.c.d).
 
 No accepted connection is dropped, except by limits (connection_limits.py): when every hand-off
-socket is full, at most BATCH_COUNT connections wait here and accepting pauses; clients then wait in
-the kernel's queue. When accept fails because descriptors run out (EMFILE) or for another local
-reason, accepting pauses for PAUSE_S; existing connections continue.
+socket is full, at most BATCH_CONNECTIONS_MAX connections wait here and accepting pauses; clients
+then wait in the kernel's queue. When accept fails because descriptors run out (EMFILE) or for
+another local reason, accepting pauses for PAUSE_S; existing connections continue.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from mqd.base.host_names import packed_ip
 
 MAGIC = 0x31434E4F
 PACKET = struct.Struct("<IHH16sHH16s4xII8x")
-BATCH_COUNT = 64
+BATCH_CONNECTIONS_MAX = 64  # accepted per event; as many may wait for a worker
 PAUSE_S = 0.1
 # Connections of addresses that connect too fast are held for a moment, then closed. At most this
 # many are held; further ones are closed immediately.
@@ -124,7 +124,7 @@ class Acceptor:
     # -- accepting ---------------------------------------------------------------------------------
 
     def _on_readable(self, listener_id: int, listener: socket.socket) -> None:
-        for _ in range(BATCH_COUNT):
+        for _ in range(BATCH_CONNECTIONS_MAX):
             if self._paused:
                 return
             now_ns = time.monotonic_ns()
@@ -174,7 +174,7 @@ class Acceptor:
         connection.close()
 
     def _pause_after_error(self, error: OSError) -> None:
-        """The connection is still in the kernel's queue, so its event would fire again immediately."""
+        """The connection stays in the kernel's queue, so the listener would be readable again at once."""
         log.error(f"cannot accept connections for now{accept_advice(error)}", reason=str(error))
         self._pause()
         assert self._loop is not None
@@ -203,7 +203,7 @@ class Acceptor:
         self.accepted_count += 1
         if self._waiting or not self._handoff.send(connection, message):
             self._waiting.append((connection, message))
-            if len(self._waiting) >= BATCH_COUNT:
+            if len(self._waiting) >= BATCH_CONNECTIONS_MAX:
                 self._pause()
             self._watch_for_room()
 
@@ -241,5 +241,5 @@ class Acceptor:
         self._resume_unless_full()
 
     def _resume_unless_full(self) -> None:
-        if len(self._waiting) < BATCH_COUNT:
+        if len(self._waiting) < BATCH_CONNECTIONS_MAX:
             self._resume()

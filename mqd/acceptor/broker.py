@@ -29,20 +29,20 @@ class Broker(BrokerState):
 class Context:
     """One request's view of the broker."""
 
-    __slots__ = ("origin", "authenticated", "broker", "cacheable", "delay_s", "disconnect")
+    __slots__ = ("origin", "authenticated_as", "broker", "delay_s", "ends_connection", "is_cacheable")
 
     def __init__(self, broker: Broker, origin: Origin) -> None:
         self.broker = broker
         self.origin = origin
         # Set by a handler. True: as long as this host has its lease, the response depends only on
         # the request's bytes and the metadata version.
-        self.cacheable = False
+        self.is_cacheable = False
         # Set by the handler that ends a SASL exchange: (principal, session length in ms or 0 =
         # unlimited, how the principal was authenticated). The worker accepts the connection's
         # requests from then on.
-        self.authenticated: tuple[str, int, native.PrincipalKind] | None = None
+        self.authenticated_as: tuple[str, int, native.PrincipalKind] | None = None
         # Set by a handler whose response is the connection's last.
-        self.disconnect = False
+        self.ends_connection = False
         # Set by a handler to delay its response; the request is not kept in the meantime.
         self.delay_s = 0.0
 

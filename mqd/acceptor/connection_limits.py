@@ -6,7 +6,7 @@
                                   connections wait in the kernel's queue
     max.connections.per.ip        per address: enforced like max.connections of a listener
     max.connections               per listener: the worker that gets a connection counts it
-                                  (native/shm/tally.h), and closes it if it exceeds the limit; per
+                                  (native/shm/tally.h), and closes it if the limit is exceeded; per
                                   broker: each worker adds up the connections of all workers
                                   (server/handoff.c)
 
@@ -31,8 +31,8 @@ NO_LIMIT = 2**31 - 1  # Kafka's default for each of these limits
 SECOND_NS = 1_000_000_000
 
 
-class Rate:
-    """A token bucket: a rate per second and a burst, as in native/shm/quota.h."""
+class TokenBucket:
+    """Limits a rate per second, with a burst, as native/shm/quota.h does."""
 
     def __init__(self, per_s: float, burst_ns: int) -> None:
         self._cost_ns = SECOND_NS / per_s
@@ -57,17 +57,17 @@ class ConnectionLimits:
         self._config = config
         self._burst_ns = quota_window_ns(config)
         self._applied: tuple[object, object] = (None, None)  # quotas, broker configuration
-        self._broker_rate: Rate | None = None
+        self._broker_bucket: TokenBucket | None = None
         self._broker_per_s = NO_LIMIT
         self._listener_names = listener_names
-        self._listener_rates: list[Rate | None] = [None] * len(listener_names)
+        self._listener_buckets: list[TokenBucket | None] = [None] * len(listener_names)
         self._listener_per_s = [NO_LIMIT] * len(listener_names)
         self.listener_limits = [0] * len(listener_names)  # 0: no limit of its own
         self._limit_per_ip = NO_LIMIT
         self._limit_overrides: dict[bytes, int] = {}
         self._address_per_s: dict[bytes, float] = {}
         self._default_per_s: float | None = None
-        self._address_rates: dict[bytes, Rate] = {}
+        self._address_buckets: dict[bytes, TokenBucket] = {}
         self._configure({})
 
     # -- settings changed at run time --------------------------------------------------------------
@@ -86,14 +86,14 @@ class ConnectionLimits:
         per_s = broker_number(effective, "max.connection.creation.rate")
         if per_s != self._broker_per_s:
             self._broker_per_s = per_s
-            self._broker_rate = Rate(per_s, self._burst_ns) if per_s != NO_LIMIT else None
+            self._broker_bucket = TokenBucket(per_s, self._burst_ns) if per_s != NO_LIMIT else None
         for index, name in enumerate(self._listener_names):
             settings = listeners.own_settings(effective, name)
             self.listener_limits[index] = int(settings.get("max.connections", 0))
             per_s = int(settings.get("max.connection.creation.rate", NO_LIMIT))
             if per_s != self._listener_per_s[index]:
                 self._listener_per_s[index] = per_s
-                self._listener_rates[index] = Rate(per_s, self._burst_ns) if per_s != NO_LIMIT else None
+                self._listener_buckets[index] = TokenBucket(per_s, self._burst_ns) if per_s != NO_LIMIT else None
         self._limit_per_ip = broker_number(effective, "max.connections.per.ip")
         self._limit_overrides = parse_ip_counts(effective.get("max.connections.per.ip.overrides", ""))
 
@@ -104,44 +104,43 @@ class ConnectionLimits:
         per_s = {packed_ip(name): rate for name, rate in rates.items() if name is not None}
         if (default, per_s) != (self._default_per_s, self._address_per_s):
             self._default_per_s, self._address_per_s = default, per_s
-            self._address_rates.clear()
+            self._address_buckets.clear()
 
     # -- connections -------------------------------------------------------------------------------
 
     def wait_s(self, listener_id: int, now_ns: int) -> float:
         """How long accepting on the listener must pause; 0: not at all."""
-        rates = (self._broker_rate, self._listener_rates[listener_id])
-        return min(DELAY_S_MAX, max((rate.wait_s(now_ns) for rate in rates if rate is not None), default=0.0))
+        buckets = (self._broker_bucket, self._listener_buckets[listener_id])
+        return min(DELAY_S_MAX, max((bucket.wait_s(now_ns) for bucket in buckets if bucket is not None), default=0.0))
 
     def on_accepted(self, listener_id: int, now_ns: int) -> None:
-        for rate in (self._broker_rate, self._listener_rates[listener_id]):
-            if rate is not None:
-                rate.charge(now_ns)
+        for bucket in (self._broker_bucket, self._listener_buckets[listener_id]):
+            if bucket is not None:
+                bucket.charge(now_ns)
 
     def address_delay_s(self, address: bytes, now_ns: int) -> float:
-        """Returns 0 if the connection is admitted and counted. Otherwise it is not counted, and the
-        caller holds it for this time before it closes it, which slows down a client that reconnects
-        immediately.
+        """Returns 0 if the connection is admitted, and counts it. Otherwise returns how long the caller
+        holds the connection before closing it: this slows down a client that reconnects immediately.
         """
         per_s = self._address_per_s.get(address, self._default_per_s)
         if per_s is None:
             return 0.0
-        rate = self._address_rates.get(address)
-        if rate is None:
+        bucket = self._address_buckets.get(address)
+        if bucket is None:
             self._make_room(now_ns)
-            rate = self._address_rates[address] = Rate(per_s, self._burst_ns)
-        delay_s = min(DELAY_S_MAX, rate.wait_s(now_ns))
+            bucket = self._address_buckets[address] = TokenBucket(per_s, self._burst_ns)
+        delay_s = min(DELAY_S_MAX, bucket.wait_s(now_ns))
         if not delay_s:
-            rate.charge(now_ns)
+            bucket.charge(now_ns)
         return delay_s
 
     def _make_room(self, now_ns: int) -> None:
-        if len(self._address_rates) >= ADDRESS_COUNT_MAX:
-            self._address_rates = {
-                address: rate for address, rate in self._address_rates.items() if rate.is_in_debt(now_ns)
+        if len(self._address_buckets) >= ADDRESS_COUNT_MAX:
+            self._address_buckets = {
+                address: bucket for address, bucket in self._address_buckets.items() if bucket.is_in_debt(now_ns)
             }
-            if len(self._address_rates) >= ADDRESS_COUNT_MAX:
-                self._address_rates.clear()
+            if len(self._address_buckets) >= ADDRESS_COUNT_MAX:
+                self._address_buckets.clear()
 
     def address_limit(self, address: bytes) -> int:
         """How many connections the address may have."""

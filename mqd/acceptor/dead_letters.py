@@ -3,15 +3,15 @@ their writers (mqd/coordinator/share/dead_letter_writer.py).
 
 A writer's transactional id names its share-partition; its requests are those of a transactional
 client (InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn, TxnOffsetCommit, EndTxn, OffsetFetch),
-handled here or by the coordinator's host, like those of a local client (local/relay.py). Its progress
-record is the metadata of an offset that the writer commits for the group whose id is PROGRESS_GROUP
-followed by the share group's id. Letters go to the owner of their partition, like a coordinator's
-records; if another host leads the partition, they go through that host's acceptor.
+handled here or by the coordinator's host, like those of a local client (local/relay.py). The writer's
+progress record is the metadata of an offset that it commits for the group whose id is
+PROGRESS_GROUP followed by the share group's id. Letters go to the owner of their partition, like a
+coordinator's records; if another host leads the partition, they go through that host's acceptor.
 
 This runs in the acceptor rather than in a separate process, because the states that owners write
 pass through the acceptor anyway, and dead letters are rare. The load is bounded: at most
-IN_FLIGHT_MAX transactions write at a time. Each writes CHUNK_BYTES of copied records at a time,
-which the disks' threads read.
+IN_FLIGHT_MAX transactions write at a time. Each writes CHUNK_BYTES of copied records at a time;
+the disks' threads read them.
 
 Bounds: one writer for each share-partition that this host leads and that has had dead letters; idle
 writers are dropped when there are IDLE_MAX writers. Concurrency: the event loop's thread.
@@ -119,7 +119,7 @@ class Owners(Protocol):
     def archive(self, owner: int, slot: int, payload: bytes, owner_generation: int) -> None: ...
 
 
-class Figures(NamedTuple):
+class DeadLetterFigures(NamedTuple):
     """The dead letters of one group on this host."""
 
     written: int  # since the start of this process
@@ -131,7 +131,7 @@ class _Writer:
     def __init__(self, name: str, group_id: str, topic_id: bytes, partition: int, core: DeadLetterWriter) -> None:
         self.name, self.group_id, self.topic_id, self.partition = name, group_id, topic_id, partition
         self.core = core
-        self.lock = asyncio.Lock()  # held during LOADING, and during READs and WRITEs of the owner
+        self.lock = asyncio.Lock()  # held during LOADING, and while the owner's READs and WRITEs are handled
         self.producer = (-1, -1)  # id, epoch
         self.timer: asyncio.TimerHandle | None = None
         self.tasks: set[asyncio.Task[None]] = set()
@@ -171,16 +171,16 @@ class DeadLetters:
     def _now_ms(self) -> int:
         return self._coordinators.clock.now_ms()
 
-    def figures(self) -> dict[str, Figures]:
+    def figures(self) -> dict[str, DeadLetterFigures]:
         """The figures by group. Called by the thread that serves a scrape, so each dictionary is
         copied in one step.
         """
-        figures = {group: Figures(count, 0, 0) for group, count in dict(self._written).items()}
+        figures = {group: DeadLetterFigures(count, 0, 0) for group, count in dict(self._written).items()}
         for writer in list(self._writers.values()):
-            sum_so_far = figures.get(writer.group_id, Figures(0, 0, 0))
+            sum_so_far = figures.get(writer.group_id, DeadLetterFigures(0, 0, 0))
             since, now_ms = dict(writer.core.pending_since_ms), self._now_ms()
             oldest_age_ms = now_ms - min(since.values(), default=now_ms)
-            figures[writer.group_id] = Figures(
+            figures[writer.group_id] = DeadLetterFigures(
                 sum_so_far.written, sum_so_far.waiting + len(since), max(sum_so_far.oldest_age_ms, oldest_age_ms)
             )
         return figures
@@ -339,7 +339,7 @@ class DeadLetters:
             return Outcome(step.token, is_superseded=True)  # deleted, or another host leads it
         transactions = self._coordinators.transactions
         if transactions is None or not await transactions.ensure_topic():
-            raise StepFailed("the topic of transactions cannot be created")
+            raise StepFailed("the internal topic of transactions cannot be created")
         response = await self._request(
             InitProducerIdRequest(
                 transactional_id=self._transactional_id(writer), transaction_timeout_ms=TRANSACTION_TIMEOUT_MS
@@ -376,7 +376,7 @@ class DeadLetters:
     async def _fetch_progress(self, writer: _Writer) -> str | None:
         source = self._source(writer)
         if not await self._coordinators.groups.ensure_topic():
-            raise StepFailed("the topic of committed offsets cannot be created")
+            raise StepFailed("the internal topic of committed offsets cannot be created")
         response = await self._request(
             OffsetFetchRequest(
                 group_id=PROGRESS_GROUP + writer.group_id,
@@ -388,8 +388,8 @@ class DeadLetters:
         return response.topics[0].partitions[0].metadata
 
     async def _fetch_progress_end(self, writer: _Writer, text: str | None) -> int | None:
-        """Outcome.progress_end. After an unclean election the log may have other records at the
-        offsets of lost records.
+        """Returns Outcome.progress_end, which matters after an unclean election: the log may then have
+        other records at the offsets of lost records.
         """
         progress = parse_progress(text or "")
         if progress is None or not 0 <= progress.leader_epoch < writer.core.leader_epoch:

@@ -1,5 +1,5 @@
 """The acceptor's reads of log directories, for requests and for loading coordinators. A directory
-that hangs does not delay reads of another one.
+that hangs does not delay reads of other directories.
 
 Bounds: READ_THREADS and LOAD_THREADS threads for each directory; LOADS_MAX loads at a time,
 because they share the interpreter with the event loop. Work beyond these limits is queued, for as
@@ -27,10 +27,10 @@ SILENT_S = 10.0  # a directory without progress for this long is treated as not 
 T = TypeVar("T")
 
 
-class _Work(QueryProgress):
-    def __init__(self, work: Callable[[QueryProgress], Any]) -> None:
+class _Query(QueryProgress):
+    def __init__(self, function: Callable[[QueryProgress], Any]) -> None:
         super().__init__()
-        self.work = work
+        self.function = function
         self.response = asyncio.get_running_loop().create_future()
 
 
@@ -39,52 +39,54 @@ class _Directory:
 
     def __init__(self, path: Path, threads_max: int) -> None:
         self._path, self._threads_max = path, threads_max
-        self._under_way: set[_Work] = set()
-        self._waiting: dict[_Work, None] = {}
+        self._under_way: set[_Query] = set()
+        self._waiting: dict[_Query, None] = {}
 
-    async def run(self, work: Callable[[QueryProgress], T]) -> T:
-        """Raises TimeoutError if the work, or all work ahead of it, has made no progress for
-        SILENT_S.
+    async def run(self, function: Callable[[QueryProgress], T]) -> T:
+        """Raises TimeoutError if the function has made no progress for SILENT_S or, while it waits for
+        a thread, if no running one has.
         """
-        item = _Work(work)
-        self._waiting[item] = None
+        query = _Query(function)
+        self._waiting[query] = None
         self._start()
         try:
-            while not item.response.done():
+            while not query.response.done():
                 last_step_s = (
-                    item.last_step_s if item in self._under_way else max(other.last_step_s for other in self._under_way)
+                    query.last_step_s
+                    if query in self._under_way
+                    else max(other.last_step_s for other in self._under_way)
                 )
                 left_s = last_step_s + SILENT_S - time.monotonic()
                 if left_s <= 0:
                     raise TimeoutError(f"log directory {self._path} does not respond")
-                await asyncio.wait({item.response}, timeout=min(left_s, SILENT_S))
-            return item.response.result()
+                await asyncio.wait({query.response}, timeout=min(left_s, SILENT_S))
+            return query.response.result()
         finally:
-            self._waiting.pop(item, None)
-            item.response.cancel()  # if there is no result yet: the caller no longer waits for it
+            self._waiting.pop(query, None)
+            query.response.cancel()  # if there is no result yet: the caller no longer waits for it
 
     def _start(self) -> None:
         while self._waiting and len(self._under_way) < self._threads_max:
-            item = next(iter(self._waiting))
-            del self._waiting[item]
-            item.step()
+            query = next(iter(self._waiting))
+            del self._waiting[query]
+            query.step()
             try:
-                future = in_thread(partial(item.work, item))
+                future = in_thread(partial(query.function, query))
             except RuntimeError as error:  # no thread is available
-                item.response.set_exception(OSError(errno.EAGAIN, str(error)))
+                query.response.set_exception(OSError(errno.EAGAIN, str(error)))
                 continue
-            self._under_way.add(item)
-            future.add_done_callback(partial(self._on_ended, item))
+            self._under_way.add(query)
+            future.add_done_callback(partial(self._on_ended, query))
 
-    def _on_ended(self, item: _Work, future: "asyncio.Future[Any]") -> None:
-        self._under_way.discard(item)
+    def _on_ended(self, query: _Query, future: "asyncio.Future[Any]") -> None:
+        self._under_way.discard(query)
         error = future.exception()
-        if item.response.done():
+        if query.response.done():
             pass
         elif error is not None:
-            item.response.set_exception(error)
+            query.response.set_exception(error)
         else:
-            item.response.set_result(future.result())
+            query.response.set_result(future.result())
         self._start()
 
 
@@ -96,17 +98,17 @@ class Disks:
         self._loads = [(asyncio.Semaphore(LOAD_THREADS), _Directory(path, LOAD_THREADS)) for path in log_dirs]
         self._load_slots = asyncio.Semaphore(LOADS_MAX)
 
-    async def read(self, log_dir: int, work: Callable[..., T], *arguments: object) -> T:
-        """Runs `work`, which must be short, and passes on its exceptions. Raises TimeoutError if the
+    async def read(self, log_dir: int, function: Callable[..., T], *arguments: object) -> T:
+        """Runs `function`, which must be short, and passes on its exceptions. Raises TimeoutError if the
         directory does not respond.
         """
-        return await self._reads[log_dir].run(lambda _: work(*arguments))
+        return await self._reads[log_dir].run(lambda _: function(*arguments))
 
-    async def load(self, log_dir: int, work: Callable[[QueryProgress], T]) -> T:
-        """Like read(), for long `work`, which reports its progress, and reports when it no longer
-        needs the directory. The load waits for earlier ones as long as they make progress.
+    async def load(self, log_dir: int, function: Callable[[QueryProgress], T]) -> T:
+        """Like read(), for a long-running `function`, which reports its progress and when it no
+        longer needs the directory. The load waits for earlier ones as long as they make progress.
         """
         directory_slots, directory = self._loads[log_dir]
         # a hanging directory holds at most LOAD_THREADS of the slots, until its loads time out
         async with directory_slots, self._load_slots:
-            return await directory.run(work)
+            return await directory.run(function)

@@ -1,7 +1,7 @@
 """Decodes a request's frame, calls its handler, and encodes the response.
 
-HANDLERS names the module that handles each supported API in this process; it is imported on first
-use. An API that is not in the table is not advertised. An unknown API or version ends the
+HANDLERS names the module that handles each supported API in this process. A module is imported on
+first use. An API that is not in the table is not advertised. An unknown API or version ends the
 connection (except ApiVersions, which returns error 35 in a body of version 0, KIP-511).
 """
 
@@ -103,15 +103,15 @@ _loaded: dict[int, Handler] = {}
 
 class Outcome(NamedTuple):
     """`body` None: the request is done and has no response. `close_reason`: why the connection must be
-    closed instead. `authenticated`: Context.authenticated. `disconnect`: the connection ends after
-    the response. `delay_s`: the response is sent after this delay.
+    closed instead. `authenticated_as`: Context.authenticated_as. `ends_connection`: the connection is
+    closed after the response. `delay_s`: the response is sent after this delay.
     """
 
     body: bytes | None
-    cacheable: bool = False
+    is_cacheable: bool = False
     close_reason: str | None = None
-    authenticated: tuple[str, int, PrincipalKind] | None = None
-    disconnect: bool = False
+    authenticated_as: tuple[str, int, PrincipalKind] | None = None
+    ends_connection: bool = False
     delay_s: float = 0.0
 
 
@@ -192,9 +192,9 @@ async def _call_handler(
     response = authorization.complete(response)
     return Outcome(
         _encode(header, response) if response is not None else None,
-        context.cacheable,
-        authenticated=context.authenticated,
-        disconnect=context.disconnect,
+        context.is_cacheable,
+        authenticated_as=context.authenticated_as,
+        ends_connection=context.ends_connection,
         delay_s=context.delay_s,
     )
 

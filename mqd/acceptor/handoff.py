@@ -17,17 +17,17 @@ log = logging.get("acceptor.handoff")
 
 
 class Handoff:
-    """`load(worker)` (its number of connections, or of attachments) and `is_running(worker)` come
+    """`load_of(worker)` (its number of connections, or of attachments) and `is_running(worker)` come
     from the control segment.
     """
 
     def __init__(
-        self, sockets: Sequence[socket.socket], load: Callable[[int], int], is_running: Callable[[int], bool]
+        self, sockets: Sequence[socket.socket], load_of: Callable[[int], int], is_running: Callable[[int], bool]
     ) -> None:
         self.sockets = sockets
-        self._load = load
+        self._load_of = load_of
         self._is_running = is_running
-        # connections handed to each worker since _counting_since_s; `load` may not include them yet
+        # connections handed to each worker since _counting_since_s; `load_of` may not include them yet
         self._handed_counts = [0] * len(sockets)
         self._counting_since_s = 0.0
 
@@ -39,7 +39,7 @@ class Handoff:
             self._counting_since_s = now
         return sorted(
             range(len(self.sockets)),
-            key=lambda worker: (not self._is_running(worker), self._load(worker) + self._handed_counts[worker]),
+            key=lambda worker: (not self._is_running(worker), self._load_of(worker) + self._handed_counts[worker]),
         )
 
     def send(self, connection: socket.socket, message: bytes) -> bool:

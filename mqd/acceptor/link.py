@@ -2,15 +2,15 @@
 coordinators' appends go out through the acceptor's own arena.
 
 A request's frame stays in the sending worker's arena until the response to its token has been sent;
-it is copied when the acceptor takes the request. A response goes into this process's arena, in
-pieces of at most PIECE_BYTES; the worker copies a piece and sends RELEASE with the same token and
-offset. A check (mqd/acceptor/checks.py) reads its payload in the worker's arena until it is
+the acceptor copies the frame when it takes the request. A response goes into this process's arena,
+in pieces of at most PIECE_BYTES; the worker copies a piece and sends RELEASE with the same token
+and offset. A check (mqd/acceptor/checks.py) reads its payload in the worker's arena until it is
 answered. A coordinator's batch goes to the partition's owner the same way, but in one piece; its
 bytes are freed by RELEASE, or by PRODUCED if that comes first.
 
 Invariants
     K1  a piece's extent is free only after its RELEASE, or after its worker's death; a RELEASE
-        without a matching piece in flight was meant for a predecessor
+        without a matching piece in flight was meant for a predecessor of this process
     K2  the pieces of one response are sent in order, with nothing else of that token between them
     K3  requests of a process that has since died are not answered, and memory lent to it is
         reclaimed; its waiting JoinGroups and SyncGroups are cancelled
@@ -19,7 +19,7 @@ Invariants
     K5  batches to one worker are sent in order; tokens of batches have bit 63 set, those of
         requests do not
 Bounds: the arena and the rings. Excess data waits here: at most one response for each request that
-the workers have in flight (16384 each), and the in-flight limit of a coordinator in
+the workers have in flight (16384 per worker), and the in-flight limit of a coordinator in
 mqd/coordinator/log.py.
 
 Sleep protocol: drain until empty, prepare_sleep, and wait for the eventfd only if that permits it.
@@ -51,8 +51,8 @@ from mqd.protocol.errors import ErrorCode, ProtocolError
 PIECE_BYTES = 1 << 20
 EXTENT_BYTES = 4096
 DRAIN_ROUNDS = 16  # per turn; then the event loop does other work
-# Requests taken in one turn of the loop. Between turns connections are accepted, however many
-# requests some clients pipeline.
+# Requests taken in one turn of the loop. Connections are accepted between turns, even if some clients
+# pipeline many requests.
 TURN_REQUESTS_MAX = 64
 RETRY_S = 0.005
 # A request not answered after one to two of these intervals is slow: its frame in the worker's
@@ -60,10 +60,10 @@ RETRY_S = 0.005
 PARK_S = 0.05
 # JoinGroup, SyncGroup: may wait for other members for minutes, and can be dropped when their client
 # has gone (MQD_LINK_CANCEL).
-WAIT_FOR_MEMBERS = frozenset({11, 14})
-BATCH_TOKENS = 1 << 63
-DESCRIBE_TOKENS = 1 << 62
-ARCHIVE_TOKENS = 1 << 61
+MEMBER_WAIT_APIS = frozenset({11, 14})
+BATCH_TOKEN_BIT = 1 << 63
+DESCRIBE_TOKEN_BIT = 1 << 62
+ARCHIVE_TOKEN_BIT = 1 << 61
 
 log = logging.get("acceptor.link")
 
@@ -243,7 +243,7 @@ class Link:
             )
 
     def _payload(self, worker: int, descriptor: Descriptor) -> memoryview | None:
-        """The bytes that the descriptor names in the worker's arena; None: they lie outside it."""
+        """The bytes in the worker's arena that the descriptor names; None: they are not inside the arena."""
         view = self._arena_views[worker]
         end = descriptor.offset + descriptor.size_bytes
         if view is not None and end <= len(view):
@@ -281,7 +281,7 @@ class Link:
             return
         if task.done():
             return
-        waits_for_members = api_key in WAIT_FOR_MEMBERS
+        waits_for_members = api_key in MEMBER_WAIT_APIS
         self._newer.append(_Pending(task, worker, descriptor.token, descriptor.generation, waits_for_members))
         if self._park_timer is None:
             self._park_timer = self._loop.call_later(PARK_S, self._on_park)
@@ -290,13 +290,13 @@ class Link:
         """Runs the coroutine without a task until it needs one. Passes on exceptions raised before its
         first wait.
         """
-        work = InlineCoroutine(self._turn, coroutine)
-        work.start()
-        if not work.done():
-            self._keep(work)
-        return work
+        inline = InlineCoroutine(self._turn, coroutine)
+        inline.start()
+        if not inline.done():
+            self._track(inline)
+        return inline
 
-    def _keep(self, task: asyncio.Task[None] | InlineCoroutine) -> None:
+    def _track(self, task: asyncio.Task[None] | InlineCoroutine) -> None:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -345,14 +345,14 @@ class Link:
         if outcome.close_reason is not None:
             self._put(worker, _Piece(token, b"", DescriptorKind.CLOSE, 0, 0))
         else:
-            flags = native.RESPONSE_DISCONNECT if outcome.disconnect else 0
+            flags = native.RESPONSE_DISCONNECT if outcome.ends_connection else 0
             body = outcome.body
             if descriptor.flags & native.REQUEST_RAW_TOKEN and body is not None:
                 body = client_identity.raw_response(body)
-            if outcome.authenticated is not None and body is not None:
+            if outcome.authenticated_as is not None and body is not None:
                 flags |= native.RESPONSE_AUTHENTICATED
-                body = client_identity.authenticated_block(*outcome.authenticated) + body
-            if outcome.cacheable and version == self._broker.metadata.version:
+                body = client_identity.authenticated_block(*outcome.authenticated_as) + body
+            if outcome.is_cacheable and version == self._broker.metadata.version:
                 flags |= native.RESPONSE_CACHEABLE
             if body is None:
                 self._put(worker, _Piece(token, b"", DescriptorKind.RESPONSE, flags | native.RESPONSE_NONE, 0))
@@ -387,7 +387,7 @@ class Link:
         else:
             check = self.checks.check_batch(payload, descriptor.flags, _compression(descriptor))
         assert self._loop is not None
-        self._keep(self._loop.create_task(self._check(worker, descriptor, check)))
+        self._track(self._loop.create_task(self._check(worker, descriptor, check)))
 
     async def _check(self, worker: int, descriptor: Descriptor, check: Coroutine[object, object, CheckResult]) -> None:
         try:
@@ -410,10 +410,10 @@ class Link:
         """Starts a READ or WRITE of a share-partition. The body is lent until SHARE_STATE_RESPONSE."""
         self._taken_count += 1
         body = bytes(self._payload(worker, descriptor) or b"")
-        work = self._begin(self._share_state(worker, descriptor, body))
-        if not work.done():
-            self._share_requests[worker].add(work)
-            work.add_done_callback(self._share_requests[worker].discard)
+        request = self._begin(self._share_state(worker, descriptor, body))
+        if not request.done():
+            self._share_requests[worker].add(request)
+            request.add_done_callback(self._share_requests[worker].discard)
 
     async def _share_state(self, worker: int, descriptor: Descriptor, body: bytes) -> None:
         """An invalid body gets an empty response, which the worker treats as a definite refusal."""
@@ -433,7 +433,7 @@ class Link:
         WRITE.
         """
         self._archive_count += 1
-        token = ARCHIVE_TOKENS | self._archive_count
+        token = ARCHIVE_TOKEN_BIT | self._archive_count
         self._put(owner, _Piece(token, payload, DescriptorKind.SHARE, 0, 0, slot, owner_generation))
         self._flush_soon()
 
@@ -492,7 +492,7 @@ class Link:
         return True
 
     def _on_release(self, worker: int, descriptor: Descriptor) -> None:
-        if descriptor.token >= BATCH_TOKENS:
+        if descriptor.token >= BATCH_TOKEN_BIT:
             self._release_batch(worker, descriptor.token)
             return
         lent = (descriptor.token, descriptor.offset)
@@ -513,15 +513,15 @@ class Link:
             if not future.done():
                 future.set_result((int(ErrorCode.NOT_LEADER_OR_FOLLOWER), b""))
         self._describe_futures[worker].clear()
-        for work in list(self._share_requests[worker]):
-            work.cancel()  # must not be carried out after a READ of the worker's successor
+        for request in list(self._share_requests[worker]):
+            request.cancel()  # must not be carried out after a READ of the worker's successor
         self._broker.flushes.notify_all()
         for pending in list(self._parked[worker].values()):
             if pending.generation != self._control.endpoint_generation(worker):
                 pending.task.cancel()
         if self._loop is not None and self._next_turn is None:
-            # The worker may have died after it cleared this process's sleep flag and before it woke
-            # it; no other process would wake it.
+            # The worker may have died after clearing this process's sleep flag but before waking this
+            # process; then no other process would wake it.
             self._on_turn()
 
     # -- producers of a partition ------------------------------------------------------------------
@@ -533,7 +533,7 @@ class Link:
         """
         assert self._loop is not None
         self._describe_count += 1
-        token = DESCRIBE_TOKENS | self._describe_count
+        token = DESCRIBE_TOKEN_BIT | self._describe_count
         future = self._describe_futures[owner][token] = self._loop.create_future()
         self._put(owner, _Piece(token, b"", DescriptorKind.DESCRIBE, 0, 0, slot))
         self._flush_soon()

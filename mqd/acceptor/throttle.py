@@ -110,5 +110,5 @@ async def run_and_charge(
         delay_ns = _charge(context, header, QuotaKind.REQUEST, decoding_ns + measured.work_ns)
     if delay_ns and getattr(response, "throttle_time_ms", None) is not None:
         response.throttle_time_ms = max(response.throttle_time_ms, _to_ms(delay_ns))
-        context.cacheable = False
+        context.is_cacheable = False
     return response

@@ -31,7 +31,7 @@ from functools import partial
 from typing import NamedTuple
 
 from mqd import native
-from mqd.acceptor.accepting import BATCH_COUNT, MAGIC, PAUSE_S, accept_advice
+from mqd.acceptor.accepting import BATCH_CONNECTIONS_MAX, MAGIC, PAUSE_S, accept_advice
 from mqd.acceptor.broker_state import LISTENER_LOCAL
 from mqd.acceptor.handoff import Handoff
 from mqd.acceptor.local.principals import LocalPrincipals
@@ -87,8 +87,8 @@ def parse_hello(packet: bytes, abi_hash: int) -> Hello | str | None:
     _, _, submission_count, client_hash, data_bytes, reply_bytes, _, client_id, server = HELLO.unpack(packet)
     if client_hash != abi_hash:
         return (
-            "the client was built from other sources than this broker (their layouts differ): install the same version"
-            " of mqd for both, or connect over TCP"
+            "the client and this broker were built from different sources (their layouts differ): install the same"
+            " version of mqd for both, or connect over TCP"
         )
     return Hello(
         submission_count,
@@ -181,7 +181,7 @@ class LocalClients:
 
     def _on_readable(self, listener: socket.socket) -> None:
         assert self._loop is not None
-        for _ in range(BATCH_COUNT):
+        for _ in range(BATCH_CONNECTIONS_MAX):
             try:
                 connection, _ = listener.accept()
             except (BlockingIOError, InterruptedError):
@@ -195,7 +195,7 @@ class LocalClients:
                 return
             connection.setblocking(False)
             if len(self._awaiting_hello) >= HELLO_COUNT_MAX:
-                self._drop(next(iter(self._awaiting_hello)), "too many other clients have not sent their hello either")
+                self._drop(next(iter(self._awaiting_hello)), "too many clients have connected without sending a hello")
             self._awaiting_hello[connection] = self._loop.call_later(
                 HELLO_S, self._drop, connection, f"no hello within {HELLO_S:.0f} s"
             )
@@ -233,8 +233,8 @@ class LocalClients:
             return
         elif isinstance(hello, Hello):
             reason = (
-                f"the client would connect over TCP to {hello.server}, and this broker does not listen there: a broker"
-                " in another network namespace or container has the same socket path; the client uses TCP"
+                f"this broker does not listen on {hello.server}, the address that the client is configured with (a"
+                " broker in another network namespace may have the same socket path); the client uses TCP"
             )
             refuse(connection, native.E_STALE, reason)
         elif hello is not None:
@@ -274,7 +274,7 @@ class LocalClients:
             self._hand_over(connection, handoff_packet(hello, uid, pid, principal))
             return
         reason = (
-            f"local.principal.mapping.rules map user id {uid} to no principal: the client uses TCP, where it can"
+            f"user id {uid} gets no principal from local.principal.mapping.rules; the client uses TCP, where it can"
             " authenticate"
         )
         refuse(connection, native.E_INVALID, reason)

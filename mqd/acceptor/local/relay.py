@@ -52,7 +52,7 @@ GROUP_APIS = frozenset((8, 11, 12, 13, 14, 28, 68))
 TRANSACTION_APIS = frozenset((25, 26))
 RELAYED = GROUP_APIS | TRANSACTION_APIS | {LIST_OFFSETS, OFFSET_FETCH, INIT_PRODUCER_ID, ADD_PARTITIONS_TO_TXN}
 # JoinGroup and SyncGroup wait for other members of the group
-WAIT_FOR_MEMBERS = frozenset((11, 14))
+MEMBER_WAIT_APIS = frozenset((11, 14))
 WAIT_S_MAX, TIMEOUT_S = 900.0, 30.0
 ADD_PARTITIONS_CLIENT_VERSION_MAX = 3  # versions from 4 on are sent only by hosts
 _FIXED_BYTES = 10  # bytes of a request header before the client id
@@ -137,7 +137,7 @@ class Relaying:
             request_data=frame, request_principal=identity, client_host_address=own_address(self._broker)
         )
         response = await self._peers.request(
-            node_id, envelope, 0, WAIT_S_MAX if header.api_key in WAIT_FOR_MEMBERS else TIMEOUT_S
+            node_id, envelope, 0, WAIT_S_MAX if header.api_key in MEMBER_WAIT_APIS else TIMEOUT_S
         )
         assert isinstance(response, EnvelopeResponse)
         if response.error_code or not response.response_data:

@@ -117,7 +117,7 @@ def test_memory_of_addresses_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
     limited(limits, default=1.0)
     for number in range(100):
         limits.address_delay_s(packed_ip(f"10.0.1.{number}"), number * SECOND_NS // 5)
-        assert len(limits._address_rates) <= 10
+        assert len(limits._address_buckets) <= 10
     assert admitted(limits, packed_ip("10.0.1.99"), 99 * SECOND_NS // 5) == 1  # it is still in debt
 
 

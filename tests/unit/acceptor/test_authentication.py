@@ -154,7 +154,7 @@ def test_exchanges_of_disconnected_clients_are_dropped(monkeypatch):
         found.begin((7, number), SASL, "SCRAM-SHA-256")
     now[0] += authentication.EXCHANGE_S_MAX + 1
     found.begin((7, 100), SASL, "SCRAM-SHA-256")
-    assert list(found._running) == [(7, 100)]
+    assert list(found._exchanges) == [(7, 100)]
 
 
 def test_waiting_large_tokens_have_a_memory_budget(monkeypatch):
@@ -269,7 +269,7 @@ def test_without_an_exchange_an_unauthenticated_connection_ends(is_authenticated
     context = Context(SimpleNamespace(authentication=service(), authorizer=None, may_lead=lambda: True), origin)
     request = SaslAuthenticateRequest(auth_bytes=b"\0alice\0s3cret")
     response = asyncio.run(sasl.handle(context, None, request))
-    assert response.error_code == ErrorCode.ILLEGAL_SASL_STATE and context.disconnect is (
+    assert response.error_code == ErrorCode.ILLEGAL_SASL_STATE and context.ends_connection is (
         not is_authenticated and listener == SASL
     )
 
@@ -299,7 +299,7 @@ def test_a_host_without_its_lease_may_not_know_a_changed_password(rights, has_le
             response = await sasl.handle(context, None, proof)
         except CloseConnection:
             return "no verdict"
-        assert (context.authenticated is not None) == (response.error_code == 0)
+        assert (context.authenticated_as is not None) == (response.error_code == 0)
         return response.error_code
 
     assert asyncio.run(scenario()) == outcome

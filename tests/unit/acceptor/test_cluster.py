@@ -154,7 +154,7 @@ def test_responses_without_the_lease_are_not_cached() -> None:
         broker.table.lease_deadline_ns = deadline_ns
         context = Context(broker, ORIGIN)
         assert [leader for _, leader, _ in report(broker, context).values()] == leaders
-        assert context.cacheable is cacheable
+        assert context.is_cacheable is cacheable
 
 
 def test_a_replica_that_follows_is_not_taken_for_a_leader() -> None:

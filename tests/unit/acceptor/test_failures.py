@@ -109,7 +109,7 @@ def test_every_api_has_an_error_response_for_our_bugs(
                 if version <= NO_ROOM.get(key, -1):
                     assert outcome.body is None and outcome.close_reason
                     continue
-                assert outcome.close_reason is None and outcome.body is not None and not outcome.cacheable, (
+                assert outcome.close_reason is None and outcome.body is not None and not outcome.is_cacheable, (
                     api.name,
                     version,
                 )

@@ -372,12 +372,12 @@ def test_work_of_the_acceptor_is_charged_and_reported_as_throttle_time(tmp_path:
     async def scenario(broker: HandlerBroker) -> None:
         counting = broker.broker.quotas = CountingQuotas(1_500_001)
         response = await broker.send_request(MetadataRequest(topics=None), 12)
-        assert response.throttle_time_ms == 2 and not broker.last.cacheable
+        assert response.throttle_time_ms == 2 and not broker.last.is_cacheable
         assert counting.charges[0][:3] == (b"ANONYMOUS", b"mqd", QuotaKind.REQUEST) and counting.charges[0][3] > 0
         counting.delay_ns = 0
         assert (
             await broker.send_request(MetadataRequest(topics=None), 12)
-        ).throttle_time_ms == 0 and broker.last.cacheable
+        ).throttle_time_ms == 0 and broker.last.is_cacheable
         await broker.send_request(DescribeQuorumRequest(), 2)  # a response without a throttle time field
 
     run(scenario, tmp_path)

@@ -12,7 +12,7 @@ import pytest
 
 from mqd import native
 from mqd.acceptor import dispatch
-from mqd.acceptor.link import BATCH_TOKENS, EXTENT_BYTES, PIECE_BYTES, TURN_REQUESTS_MAX, Link
+from mqd.acceptor.link import BATCH_TOKEN_BIT, EXTENT_BYTES, PIECE_BYTES, TURN_REQUESTS_MAX, Link
 from mqd.native import Descriptor, DescriptorKind
 from mqd.protocol.api import decode_response, encode_request
 from mqd.protocol.messages import MetadataRequest, ProduceRequest
@@ -206,7 +206,7 @@ def test_a_delayed_response_does_not_keep_its_request_in_memory(
 
     async def scenario(broker: HandlerBroker, wire: Wire) -> None:
         async def answer(*_: object) -> dispatch.Outcome:
-            return dispatch.Outcome(b"refused", disconnect=True, delay_s=0.2)
+            return dispatch.Outcome(b"refused", ends_connection=True, delay_s=0.2)
 
         monkeypatch.setattr(dispatch, "respond", answer)
         wire.send_request(0, 1, everything())
@@ -506,12 +506,12 @@ def test_batches_go_to_their_owner_in_order_and_get_results(tmp_path: Path) -> N
         batches = [os.urandom(100 + 5000 * number) for number in range(5)]
         for number, batch in enumerate(batches):
             wire.link.send_batch(
-                1, BATCH_TOKENS | number, 40 + number, batch, native.PRODUCE_CONTROL | native.PRODUCE_ACKS_ALL, 7, 99
+                1, BATCH_TOKEN_BIT | number, 40 + number, batch, native.PRODUCE_CONTROL | native.PRODUCE_ACKS_ALL, 7, 99
             )
         arrived = await wire.receive(1, 5)
         assert [wire.payload(one) for one in arrived] == batches
         assert [(one.kind, one.token, one.slot, one.a, one.c) for one in arrived] == [
-            (DescriptorKind.PRODUCE, BATCH_TOKENS | number, 40 + number, 7, 99) for number in range(5)
+            (DescriptorKind.PRODUCE, BATCH_TOKEN_BIT | number, 40 + number, 7, 99) for number in range(5)
         ]
         assert {one.flags for one in arrived} == {native.PRODUCE_CONTROL | native.PRODUCE_ACKS_ALL}
         used = wire.link.arena_extents[0]
@@ -528,7 +528,7 @@ def test_batches_go_to_their_owner_in_order_and_get_results(tmp_path: Path) -> N
             )
         wire.ends[1].flush()
         await wire.until(lambda: len(outcomes.seen) == 5 and wire.link.arena_extents[0] == 0)
-        assert outcomes.seen == [(BATCH_TOKENS | number, 0, 400 + 10 * number) for number in range(5)]
+        assert outcomes.seen == [(BATCH_TOKEN_BIT | number, 0, 400 + 10 * number) for number in range(5)]
 
     run(tmp_path, scenario)
 
@@ -538,7 +538,7 @@ def test_batches_wait_for_space_and_are_reclaimed_from_dead_workers(tmp_path: Pa
         wire.link.appends = Outcomes()
         batch = os.urandom(1 << 20)
         for number in range(8):  # twice what the arena holds
-            wire.link.send_batch(0, BATCH_TOKENS | number, number, batch, 0, -1, 0)
+            wire.link.send_batch(0, BATCH_TOKEN_BIT | number, number, batch, 0, -1, 0)
         seen: list[int] = []
         while len(seen) < 6:
             for one in await wire.receive(0):
@@ -549,7 +549,7 @@ def test_batches_wait_for_space_and_are_reclaimed_from_dead_workers(tmp_path: Pa
         assert seen == sorted(seen)
         wire.link.on_worker_death(0)
         assert wire.link.arena_extents[0] == 0
-        wire.link.send_batch(1, BATCH_TOKENS | 77, 5, b"for another", 0, -1, 0)
+        wire.link.send_batch(1, BATCH_TOKEN_BIT | 77, 5, b"for another", 0, -1, 0)
         (one,) = await wire.receive(1)
         assert wire.payload(one) == b"for another"
 

@@ -68,7 +68,7 @@ def test_metadata_of_every_version(tmp_path: Path) -> None:
             for version in versions(3):
                 response = await broker.send_request(named("orders"), version)
                 assert [(b.node_id, b.host, b.port) for b in response.brokers] == [(1, "10.1.2.3", 9092)]
-                assert broker.last.cacheable
+                assert broker.last.is_cacheable
                 (topic,) = response.topics
                 assert (topic.error_code, topic.name) == (0, "orders")
                 assert [
@@ -115,7 +115,7 @@ def test_topic_by_id(tmp_path: Path) -> None:
                 known, unknown = (await broker.send_request(MetadataRequest(topics=requests), version)).topics
                 assert (known.error_code, known.name) == (0, "orders")
                 assert (unknown.error_code, unknown.topic_id) == (ErrorCode.UNKNOWN_TOPIC_ID, b"x" * 16)
-                assert not broker.last.cacheable
+                assert not broker.last.is_cacheable
 
     asyncio.run(run())
 
@@ -197,7 +197,7 @@ def test_partition_that_is_not_open_yet_has_no_leader(tmp_path: Path) -> None:
                 (0, 1),
                 (ErrorCode.LEADER_NOT_AVAILABLE, -1),
             ]
-            assert not broker.last.cacheable
+            assert not broker.last.is_cacheable
 
     asyncio.run(run())
 

@@ -74,7 +74,7 @@ def test_an_address_of_ipv6_comes_with_the_request(tmp_path: Path, monkeypatch: 
 
 
 def test_a_client_that_has_authenticated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    outcome = dispatch.Outcome(b"response", authenticated=("User:alice", 3_600_000, PrincipalKind.TOKEN))
+    outcome = dispatch.Outcome(b"response", authenticated_as=("User:alice", 3_600_000, PrincipalKind.TOKEN))
     _, response, body = answered(tmp_path, monkeypatch, outcome, everything())
     assert response.flags == native.RESPONSE_AUTHENTICATED
     assert (
@@ -86,7 +86,9 @@ def test_a_client_that_has_authenticated(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_client_that_has_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, response, body = answered(tmp_path, monkeypatch, dispatch.Outcome(b"refused", disconnect=True), everything())
+    _, response, body = answered(
+        tmp_path, monkeypatch, dispatch.Outcome(b"refused", ends_connection=True), everything()
+    )
     assert (response.flags, body) == (native.RESPONSE_DISCONNECT, b"refused")
 
 
@@ -106,7 +108,7 @@ def test_a_bare_token_gets_a_bare_response(
     response = b"\0\0\0\0" + error.to_bytes(2, "big")
     response += len(message).to_bytes(2, "big") + message if message else b"\xff\xff"
     response += len(token).to_bytes(4, "big") + token
-    outcome = dispatch.Outcome(response, disconnect=error != 0)
+    outcome = dispatch.Outcome(response, ends_connection=error != 0)
     ((_, frame),), reported, got = answered(tmp_path, monkeypatch, outcome, b"abc", native.REQUEST_RAW_TOKEN)
     assert frame == TOKEN
     assert (reported.flags, got) == (flags, body)
@@ -114,7 +116,7 @@ def test_a_bare_token_gets_a_bare_response(
 
 def test_the_last_bare_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     response = bytes.fromhex("00000000 0000 ffff 00000004") + b"done"
-    outcome = dispatch.Outcome(response, authenticated=("User:bob", 0, PrincipalKind.SASL))
+    outcome = dispatch.Outcome(response, authenticated_as=("User:bob", 0, PrincipalKind.SASL))
     _, reported, body = answered(tmp_path, monkeypatch, outcome, b"abc", native.REQUEST_RAW_TOKEN)
     assert reported.flags == native.RESPONSE_AUTHENTICATED
     assert body == client_identity.authenticated_block("User:bob", 0, PrincipalKind.SASL) + b"done"

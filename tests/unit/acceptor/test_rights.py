@@ -348,7 +348,7 @@ async def test_responses_are_not_cached_for_other_clients(broker_of: Callable[[]
     async with broker_of() as broker:
         await make_topic(broker, NAME)
         await broker.send_request(m.MetadataRequest(topics=None), 12, ADMIN)
-        assert broker.last is not None and not broker.last.cacheable
+        assert broker.last is not None and not broker.last.is_cacheable
 
 
 @run

@@ -30,7 +30,7 @@ def _handshake(context: Context, request: SaslHandshakeRequest) -> SaslHandshake
     except IllegalState:
         return SaslHandshakeResponse(error_code=int(ErrorCode.ILLEGAL_SASL_STATE))
     except UnsupportedMechanism:
-        context.disconnect = True
+        context.ends_connection = True
         return SaslHandshakeResponse(
             error_code=int(ErrorCode.UNSUPPORTED_SASL_MECHANISM),
             mechanisms=list(authentication.mechanisms(origin.listener_id)),
@@ -47,16 +47,16 @@ async def _authenticate(context: Context, request: SaslAuthenticateRequest) -> S
         )
     except IllegalState as error:
         # as in Kafka; a client that sent a raw token would otherwise wait for a response
-        context.disconnect = not current_principal and bool(authentication.mechanisms(origin.listener_id))
+        context.ends_connection = not current_principal and bool(authentication.mechanisms(origin.listener_id))
         return SaslAuthenticateResponse(error_code=int(ErrorCode.ILLEGAL_SASL_STATE), error_message=str(error))
     except Refused as error:
         _check_lease(context)
-        context.disconnect, context.delay_s = True, error.delay_s
+        context.ends_connection, context.delay_s = True, error.delay_s
         return SaslAuthenticateResponse(error_code=int(ErrorCode.SASL_AUTHENTICATION_FAILED), error_message=str(error))
     if step.principal:
         _check_lease(context, step.principal)
         kind = PrincipalKind.TOKEN if step.used_delegation_token else PrincipalKind.SASL
-        context.authenticated = step.principal, step.lifetime_ms, kind
+        context.authenticated_as = step.principal, step.lifetime_ms, kind
     return SaslAuthenticateResponse(auth_bytes=step.token, session_lifetime_ms=step.lifetime_ms)
 
 

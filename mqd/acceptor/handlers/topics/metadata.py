@@ -36,7 +36,7 @@ async def handle(context: Context, header: RequestHeader, request: MetadataReque
     version = broker.metadata.version
     topics = await _topics(context, header.api_version, request)
     # with an authorizer, the response depends on the client
-    context.cacheable = (
+    context.is_cacheable = (
         broker.authorizer is None
         and version == broker.metadata.version
         and not any(topic.error_code or any(partition.error_code for partition in topic.partitions) for topic in topics)
