@@ -61,7 +61,7 @@ class Users(Protocol):
         ...
 
     def parameter_counts(self, mechanism: str | None) -> Mapping[CredentialParameters, int]:
-        """The number of users by the parameters of their credentials. Mechanism None: PLAIN."""
+        """Returns how many users have credentials with each set of parameters. Mechanism None: PLAIN."""
         ...
 
     def token(self, token_id: str) -> DelegationToken | None:
@@ -169,7 +169,7 @@ class _ExchangeState(msgspec.Struct):
     mechanism: str
     exchange: Exchange
     began_s: float  # time.monotonic()
-    busy: bool = False
+    is_busy: bool = False
 
 
 class ListenerOptions(msgspec.Struct, frozen=True):
@@ -218,7 +218,7 @@ class Authentication:
         self._users = users
         self._own_seed = seed
         self._failure_delay_s = failure_delay_ms / 1000
-        self._running: OrderedDict[Connection, _ExchangeState] = OrderedDict()  # the oldest first
+        self._exchanges: OrderedDict[Connection, _ExchangeState] = OrderedDict()  # the oldest first
         # (address, user) -> number of failures at most FAILURE_MEMORY_S apart, time of the last one
         self._failures: OrderedDict[tuple[str, str], tuple[int, float]] = OrderedDict()
         self._threads = ThreadPoolExecutor(THREADS, "authentication")
@@ -245,14 +245,14 @@ class Authentication:
         if mechanism not in options.mechanisms:
             raise UnsupportedMechanism(mechanism)
         now_s = time.monotonic()
-        self._running.pop(connection, None)
-        self._running[connection] = _ExchangeState(mechanism, self._make_exchange(options, mechanism), now_s)
+        self._exchanges.pop(connection, None)
+        self._exchanges[connection] = _ExchangeState(mechanism, self._make_exchange(options, mechanism), now_s)
         # drop the oldest exchanges: most belong to connections that have ended
-        while len(self._running) > EXCHANGES_MAX or self._oldest_s() < now_s - EXCHANGE_S_MAX:
-            self._running.popitem(last=False)
+        while len(self._exchanges) > EXCHANGES_MAX or self._oldest_s() < now_s - EXCHANGE_S_MAX:
+            self._exchanges.popitem(last=False)
 
     def _oldest_s(self) -> float:
-        return next(iter(self._running.values())).began_s
+        return next(iter(self._exchanges.values())).began_s
 
     async def step(self, connection: Connection, listener_id: int, address: str, current: str, token: bytes) -> Step:
         """Handles one token from the client. `address`: the client's; `current`: the connection's
@@ -262,34 +262,34 @@ class Authentication:
         the token in the meantime.
         """
         options = self._options_of(listener_id)
-        running = self._running.get(connection)
-        if options is None or running is None or running.busy:
+        state = self._exchanges.get(connection)
+        if options is None or state is None or state.is_busy:
             raise IllegalState("no SaslHandshake preceded this token, or its exchange was lost")
-        running.busy = True
+        state.is_busy = True
         try:
-            return await self._step(options, running, connection, current, token)
+            return await self._step(options, state, connection, current, token)
         except AuthenticationFailed as error:
-            self._running.pop(connection, None)
-            delay_s = self._on_failed(error, running, connection, address)
+            self._exchanges.pop(connection, None)
+            delay_s = self._on_failed(error, state, connection, address)
             raise Refused(
                 f"Authentication failed during authentication due to invalid credentials with SASL mechanism"
-                f" {running.mechanism}",
+                f" {state.mechanism}",
                 delay_s,
             ) from None
         finally:
-            running.busy = False
+            state.is_busy = False
 
     def close(self) -> None:
         for threads in (self._threads, self._issuer_threads):
             threads.shutdown(wait=False, cancel_futures=True)
 
     async def _step(
-        self, options: ListenerOptions, running: _ExchangeState, connection: Connection, current: str, token: bytes
+        self, options: ListenerOptions, state: _ExchangeState, connection: Connection, current: str, token: bytes
     ) -> Step:
-        exchange = running.exchange
+        exchange = state.exchange
         if len(token) > options.token_bytes_max:
             raise AuthenticationFailed(f"a token of {len(token)} bytes, more than sasl.server.max.receive.size")
-        if time.monotonic() > running.began_s + EXCHANGE_S_MAX:
+        if time.monotonic() > state.began_s + EXCHANGE_S_MAX:
             raise AuthenticationFailed("the exchange has taken too long", user=exchange.user)
         if self._waiting_bytes + len(token) > WAITING_BYTES_MAX:
             raise AuthenticationFailed("too many large tokens are being checked; retry later", user=exchange.user)
@@ -300,14 +300,14 @@ class Authentication:
             self._waiting_bytes -= len(token)
         if not exchange.done:
             return Step(response)
-        self._running.pop(connection, None)
+        self._exchanges.pop(connection, None)
         principal, expires_ms, used_delegation_token = self._proven_principal(exchange)
         if current and principal != current:
             raise AuthenticationFailed(
                 f"the connection belongs to {current} and cannot change its principal", user=exchange.user
             )
         self.succeeded_count += 1
-        log.info("authenticated", connection=connection[1], principal=principal, mechanism=running.mechanism)
+        log.info("authenticated", connection=connection[1], principal=principal, mechanism=state.mechanism)
         return Step(response, principal, _lifetime_ms(options, expires_ms), used_delegation_token)
 
     def _proven_principal(self, exchange: Exchange) -> tuple[str, int, bool]:
@@ -322,16 +322,16 @@ class Authentication:
         return f"User:{exchange.user}", expires_ms, False
 
     def _on_failed(
-        self, error: AuthenticationFailed, running: _ExchangeState, connection: Connection, address: str
+        self, error: AuthenticationFailed, state: _ExchangeState, connection: Connection, address: str
     ) -> float:
         """Records the failure. Returns how long the response is delayed, in seconds."""
         self.failed_count += 1
-        user = error.user or running.exchange.user
+        user = error.user or state.exchange.user
         log.warning(
             "authentication failed",
             connection=connection[1],
             address=address,
-            mechanism=running.mechanism,
+            mechanism=state.mechanism,
             user=user[:255],
             reason=str(error),
         )
@@ -376,15 +376,15 @@ class Authentication:
                 return mechanism, verifier
         return None
 
-    async def _run_in_thread(self, threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
-        """Runs `work` in a thread. Raises AuthenticationFailed if WAITING_MAX checks are already
+    async def _run_in_thread(self, threads: ThreadPoolExecutor, check: Callable[[], T]) -> T:
+        """Runs `check` in a thread. Raises AuthenticationFailed if WAITING_MAX checks are already
         waiting or running.
         """
         if self._waiting_count >= WAITING_MAX:
             raise AuthenticationFailed("too many clients are authenticating; retry later")
         self._waiting_count += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(threads, work)
+            return await asyncio.get_running_loop().run_in_executor(threads, check)
         finally:
             self._waiting_count -= 1
 

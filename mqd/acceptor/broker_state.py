@@ -115,8 +115,8 @@ class Origin:
     ) -> None:
         self.listener_id, self.local_ip, self.local_port = listener_id, local_ip, local_port
         self.peer_ip = peer_ip  # the client's address, used for access checks; "": there is no client
-        # shown to others as the client's location: for a request that another host forwards for one of
-        # its local clients, that host's address
+        # the client's address as shown to others: peer_ip, but for a request that another host forwards
+        # for one of its local clients, that host's address
         self.reported_ip = reported_ip or peer_ip
         self.uid, self.pid = uid, pid  # a local client's, from the kernel; -1 and 0: not known
         self.peer_node = peer_node  # node id of an authenticated host of the cluster; -1 = a client
@@ -230,7 +230,7 @@ class BrokerState:
         return sorted([*others, (self.node_id, host, port, self.config.get("broker.rack"))])
 
     def endpoint(self, node_id: int, origin: Origin) -> tuple[str, int] | None:
-        """The address at which this client reaches that broker. None: it has none at the moment."""
+        """The address at which this client reaches that broker; None: it cannot at the moment."""
         if node_id == self.node_id:
             return self.advertised_address(origin)
         broker = self.metadata.brokers.get(node_id)
@@ -263,10 +263,10 @@ class BrokerState:
         return view if view is not None and view.role == SlotRole.LEADS and self.may_lead() else None
 
     async def await_flushed(self, partitions: Iterable[tuple[str, int]]) -> None:
-        """Waits until this host has flushed all records that these partitions (topic, index) had at
-        the time of the call, but at most flushes.WAIT_S. Does not wait for topics without
-        flush.on.ack. Offset lookups await it before they read view(), so that a client finds all
-        records acknowledged before its request.
+        """Waits, for at most flushes.WAIT_S, until this host has flushed all records that these
+        partitions (topic, index) had at the time of the call. Does not wait for topics without
+        flush.on.ack. Offset lookups call this before view(), so that a client finds all records
+        acknowledged before its request.
         """
         images = [
             image

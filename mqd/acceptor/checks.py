@@ -4,8 +4,8 @@ may these partitions be written in this transaction, and does every record of th
 The transaction coordinator decides the first question. A batch whose codec differs from its topic's
 compression.type is recompressed on a thread and returned. Workers check compressed batches
 themselves, unless the codec's library is missing: then this process decompresses them, checks their
-records in C, and lists those without a key (KIP-467). The batch stays in the worker's arena, lent
-until the response; if that worker dies in the meantime the result is discarded.
+records in C, and lists those without a key (KIP-467). The batch stays in the worker's arena and is
+lent to this process until the response; if the worker dies in the meantime, the result is discarded.
 
 Bounds: THREADS checks at a time, each of at most DECOMPRESSED_BYTES_MAX; the number of waiting
 checks is bounded by the workers' lending limit.
@@ -120,7 +120,7 @@ def check_records(
         header = decode_batch_header(batch)
         codec, body = header.attributes & COMPRESSION_MASK, memoryview(batch)[HEADER_BYTES:]
         if codec == LZ4 and len(body) > _LZ4_FLAGS_AT and not body[_LZ4_FLAGS_AT] & _LZ4_INDEPENDENT:
-            raise ProtocolError("its LZ4 blocks depend on each other, which Java's consumers do not read")
+            raise ProtocolError("the LZ4 blocks depend on each other, and Java consumers cannot read such batches")
         records = decompress(codec, body)
         unkeyed_count, unkeyed = native.records_unkeyed(records, header.record_count, native.RECORD_ERROR_COUNT_MAX)
     except (ProtocolError, ValueError) as error:
@@ -167,8 +167,8 @@ def _check_schedules(header: BatchHeader, records: bytes) -> CheckResult | None:
 
 
 def _compress(batch: memoryview | bytes, records: bytes, target: Compression) -> CheckResult:
-    """The batch with its records in another codec. Only header fields that depend on the codec or
-    the compressed bytes change.
+    """Returns the batch with its records in the target codec. Only header fields that depend on the
+    codec or the compressed bytes change.
     """
     try:
         body = compress(target.codec, records, None if target.codec == GZIP and target.level < 0 else target.level)

@@ -82,8 +82,9 @@ def _non_null_default(response: object, field: Field) -> object:
 
 
 def _elements(response: object, field: Field, request: object, version: int, failure: Failure) -> list[object]:
-    """One element for each element of the matching array in the request: the array of the same name; or,
-    if the elements of the response's array have an error field, the first array that is not empty.
+    """Returns one element for each element of the matching array in the request: the array with the
+    same name. If there is none, it is the first array that is not empty, provided that the elements
+    of the response's array have an error field.
     """
     if not isinstance(request, msgspec.Struct):
         return []

@@ -1,9 +1,9 @@
 """Lookups that wait for a flush: records appended before a request must be on disk, and thus
 below the high watermark, before the request is answered.
 
-Does for the acceptor's responses what native/server/lookup.c does for ListOffsets (latest). Waits
-only for this host's flush, never for followers, and for at most WAIT_S: when a disk hangs, the
-request is answered from the state known so far.
+This module does for the acceptor's responses what native/server/lookup.c does for ListOffsets
+(latest). It waits only for this host's flush, never for followers, and for at most WAIT_S: when a
+disk hangs, the request is answered from the state known so far.
 
 Concurrency: one event loop.
 """

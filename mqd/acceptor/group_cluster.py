@@ -20,7 +20,7 @@ from mqd.security.acl import Operation, ResourceType
 UPGRADE_POLICIES = ("bidirectional", "upgrade")
 DOWNGRADE_POLICIES = ("bidirectional", "downgrade")
 COUNT_INTERVAL_S = 5.0  # members are counted this often
-CACHED_GROUPS_MAX = 10_000  # with overrides; their effective settings are cached
+CACHED_GROUPS_MAX = 10_000  # groups with overrides, whose effective settings are cached
 
 
 class _Effective(NamedTuple):
@@ -145,8 +145,8 @@ class BrokerCluster:
         return cached[2]
 
     def _adapt_heartbeat_interval(self) -> None:
-        """Shortens the heartbeat interval while there are few members. It is never shorter than a
-        millisecond per member: together they send at most a thousand heartbeats per second.
+        """Shortens the heartbeat interval while there are few members. The interval is at least one
+        millisecond per member, so all members together send at most a thousand heartbeats per second.
         """
         self._counted_at_s = time.monotonic()
         interval_ms = min(self._configured.heartbeat_interval_ms, max(self._quick_interval_ms, self._count_members()))
