@@ -22,7 +22,13 @@ from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.partition_state import PartitionState
 from mqd.coordinator.runtime import Coordinator
 from mqd.coordinator.share.core import ReadSummary, SharePartition
-from mqd.coordinator.share.deletion import UNINITIALIZED, StartOffsets, TopicPartition, deletable_ends, lowest
+from mqd.coordinator.share.deletion import (
+    UNINITIALIZED,
+    StartOffsets,
+    TopicPartition,
+    deletable_ends,
+    lowest_by_partition,
+)
 from mqd.coordinator.share.records import split_name
 from mqd.protocol.api import decode_request, encode_response
 from mqd.protocol.headers import KNOWN
@@ -128,7 +134,8 @@ class QueueDeletion:
         responses = await asyncio.gather(*(self._start_offsets_in(state, topic_ids) for state in states))
         answered = [(state, starts) for state, starts in zip(states, responses, strict=True) if starts is not None]
         return StartOffsets(
-            frozenset(state.index for state, _ in answered), lowest(item for _, starts in answered for item in starts)
+            frozenset(state.index for state, _ in answered),
+            lowest_by_partition(item for _, starts in answered for item in starts),
         )
 
     async def _start_offsets_in(

@@ -10,8 +10,8 @@ Invariants
         any of the partition's groups is deleted. A group that begins while the coordinators are
         queried may begin after the deleted records
     Q2  nothing is deleted until each partition of `__share_group_state` has responded
-    Q3  a start offset is used only once it is persisted: a host reports only values that it would
-        load again
+    Q3  a start offset is used only after it has been persisted: a host reports only values that it
+        would load again
     Q4  nothing is deleted if no group has begun, or if one has no start offset yet
     Q5  a start offset is used only if it was read in the partition's current leader epoch. An older
         one may lie above the log's end (P6 of core.py), so such a group needs all records
@@ -37,7 +37,7 @@ class StartOffsets(NamedTuple):
     lowest: Mapping[TopicPartition, int]
 
 
-def lowest(start_offsets: Iterable[tuple[TopicPartition, int]]) -> dict[TopicPartition, int]:
+def lowest_by_partition(start_offsets: Iterable[tuple[TopicPartition, int]]) -> dict[TopicPartition, int]:
     """The lowest start offset of each partition."""
     starts: dict[TopicPartition, int] = {}
     for key, offset in start_offsets:
@@ -53,5 +53,5 @@ def deletable_ends(responses: Iterable[StartOffsets], state_partition_count: int
     partitions = frozenset().union(*(response.state_partitions for response in responses))
     if len(partitions) < state_partition_count:
         return {}
-    starts = lowest(item for response in responses for item in response.lowest.items())
+    starts = lowest_by_partition(item for response in responses for item in response.lowest.items())
     return {key: offset for key, offset in starts.items() if offset != UNINITIALIZED}
