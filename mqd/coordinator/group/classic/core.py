@@ -274,8 +274,10 @@ class ClassicGroup(Rebalancing):
         if self.leader is None:
             self.leader = member_id
         self.members.deadlines.move(member, now_ms + self.settings.new_member_join_timeout_ms)
-        if self._initial_wait_ms != NEVER:
-            self._initial_wait_ms = min(now_ms + self.settings.initial_rebalance_delay_ms, self._initial_until_ms)
+        if self._initial_join_end_ms != NEVER:
+            self._initial_join_end_ms = min(
+                now_ms + self.settings.initial_rebalance_delay_ms, self._initial_join_end_max_ms
+            )
         self._rebalance_or_complete(f"member {member_id} joined{_reason_text(message.reason)}", now_ms, actions)
 
     def _rejoin(
@@ -380,8 +382,8 @@ class ClassicGroup(Rebalancing):
     def _on_join_timer(self, now_ms: int, actions: list[Action]) -> None:
         if self.state is not PREPARING:
             return
-        if self._initial_wait_ms > now_ms:
-            actions.append(Timer(JOIN_TIMER, self._initial_wait_ms))
+        if self._initial_join_end_ms > now_ms:
+            actions.append(Timer(JOIN_TIMER, self._initial_join_end_ms))
         else:
             self._complete_join(now_ms, actions)
 

@@ -36,16 +36,16 @@ class Rebalancing(ClassicState):
     def _join_response(
         self, member: Member, leader: str | None = None, skip_assignment: bool = False
     ) -> JoinGroupResponse:
-        notified_leader = leader if leader is not None else self.leader
-        assert notified_leader is not None  # G1: the group is CompletingRebalance or Stable
+        reported_leader = leader if leader is not None else self.leader
+        assert reported_leader is not None  # G1: the group is CompletingRebalance or Stable
         return JoinGroupResponse(
             generation_id=self.generation,
             protocol_type=self.protocol_type,
             protocol_name=self.protocol,
-            leader=notified_leader,
+            leader=reported_leader,
             member_id=member.member_id,
             skip_assignment=skip_assignment,
-            members=self._joined_members() if notified_leader == member.member_id else [],
+            members=self._joined_members() if reported_leader == member.member_id else [],
         )
 
     def _joined_members(self) -> list[JoinGroupResponse.Member]:
@@ -75,8 +75,8 @@ class Rebalancing(ClassicState):
             self._prepare_rebalance(reason, now_ms, actions)
 
     def _rebalance_after_loss(self, reason: str, now_ms: int, actions: list[Action]) -> None:
-        """A member has left or died. A group's initial rebalance still waits for its delay; it may
-        end with fewer members or none.
+        """Called when a member has left or died. A group's initial rebalance still waits out its
+        delay, and may end with fewer members or none.
         """
         if self.state is PREPARING:
             self._maybe_complete_join(now_ms, actions)
@@ -85,9 +85,9 @@ class Rebalancing(ClassicState):
 
     def _prepare_rebalance(self, reason: str, now_ms: int, actions: list[Action]) -> None:
         """Begins a join phase; members that wait for an assignment must join again. The phase lasts
-        until all have joined, at most the longest rebalance timeout. The first join phase after
-        Empty waits for more members: group.initial.rebalance.delay.ms after the last member that
-        joined.
+        until all have joined, but not longer than the longest rebalance timeout. The first join
+        phase after Empty waits for more members: it ends group.initial.rebalance.delay.ms after the
+        last new member has joined.
         """
         if self.state is COMPLETING:
             for member in self.members.by_id.values():
@@ -103,23 +103,23 @@ class Rebalancing(ClassicState):
         self._enter(PREPARING, now_ms)
         timeout_ms = self.members.rebalance_timeout_ms
         if is_first:
-            self._initial_until_ms = now_ms + max(timeout_ms, self.settings.initial_rebalance_delay_ms)
-            self._initial_wait_ms = now_ms + self.settings.initial_rebalance_delay_ms
-            actions.append(Timer(JOIN_TIMER, self._initial_wait_ms))
+            self._initial_join_end_max_ms = now_ms + max(timeout_ms, self.settings.initial_rebalance_delay_ms)
+            self._initial_join_end_ms = now_ms + self.settings.initial_rebalance_delay_ms
+            actions.append(Timer(JOIN_TIMER, self._initial_join_end_ms))
         elif self.members.all_joined:
             self._complete_join(now_ms, actions)
         else:
             actions.append(Timer(JOIN_TIMER, now_ms + timeout_ms))
 
     def _maybe_complete_join(self, now_ms: int, actions: list[Action]) -> None:
-        if self.state is PREPARING and self._initial_wait_ms == NEVER and self.members.all_joined:
+        if self.state is PREPARING and self._initial_join_end_ms == NEVER and self.members.all_joined:
             self._complete_join(now_ms, actions)
 
     def _complete_join(self, now_ms: int, actions: list[Action]) -> None:
         """Starts the next generation. Dynamic members that have not joined are removed. Static
         members stay and keep their assignment until their sessions end. If only absent static
-        members are left, there is no new generation yet: some will come back and join, the others'
-        sessions will end.
+        members are left, there is no new generation yet: each of them will either come back and
+        join, or be removed when its session ends.
         """
         for member in [
             member
@@ -127,7 +127,7 @@ class Rebalancing(ClassicState):
             if member.join_request is None and member.instance_id is None
         ]:
             self._remove_member(member, actions)
-        self._initial_wait_ms = self._initial_until_ms = NEVER
+        self._initial_join_end_ms = self._initial_join_end_max_ms = NEVER
         if self.members.by_id and not self._elect_leader():
             actions.append(Timer(JOIN_TIMER, now_ms + max(self.members.rebalance_timeout_ms, JOIN_RECHECK_MS_MIN)))
             return

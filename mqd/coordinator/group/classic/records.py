@@ -126,8 +126,8 @@ class _Reader:
             return None
         if size < 0 or size > len(self.data) - self.position:
             raise ValueError(
-                f"GroupMetadata has a length of {size} at byte {self.position}, where {len(self.data) - self.position}"
-                " remain"
+                f"GroupMetadata has a length of {size} at byte {self.position}, where"
+                f" {len(self.data) - self.position} bytes remain"
             )
         self.position += size
         return self.data[self.position - size : self.position]
@@ -142,10 +142,10 @@ class _Reader:
     def blob(self) -> bytes:
         return self.take(self.varint() - 1 if self.flexible else self.number(_I32)) or b""
 
-    def count(self, bytes_min: int) -> int:
-        """An array's length. `bytes_min`: minimum bytes per element."""
+    def count(self, element_bytes_min: int) -> int:
+        """An array's length. `element_bytes_min`: the least number of bytes that an element takes."""
         count = self.varint() - 1 if self.flexible else self.number(_I32)
-        if count < 0 or count * bytes_min > len(self.data) - self.position:
+        if count < 0 or count * element_bytes_min > len(self.data) - self.position:
             raise ValueError(
                 f"GroupMetadata has a count of {count} members at byte {self.position}, where"
                 f" {len(self.data) - self.position} bytes remain"
@@ -160,11 +160,11 @@ class _Reader:
 
 
 def decode_value(data: bytes) -> GroupRecord:
-    """Raises ValueError (also for text that is not UTF-8)."""
+    """Raises ValueError if the value is malformed, including text that is not UTF-8."""
     reader = _Reader(data)
     version = reader.number(_I16)
     if not 0 <= version <= VALUE_VERSION_MAX:
-        raise ValueError(f"GroupMetadata of version {version}; 0 to {VALUE_VERSION_MAX} can be read")
+        raise ValueError(f"GroupMetadata has version {version}; only versions 0 to {VALUE_VERSION_MAX} can be read")
     reader.flexible = version >= 4
     protocol_type, generation = reader.string(), reader.number(_I32)
     protocol, leader = reader.optional_string(), reader.optional_string()

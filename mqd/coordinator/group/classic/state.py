@@ -16,7 +16,7 @@ from mqd.coordinator.group.settings import ClassicSettings
 from mqd.protocol.errors import ErrorCode
 
 CONSUMER_PROTOCOL = "consumer"
-# highest generation that is accepted from a record: later ones must fit into an int32
+# highest generation that is accepted from a record: leaves room for later ones in an int32
 GENERATION_MAX = 2**31 - 2**16
 
 # Plain integers: on a heartbeat's path, reading an enum attribute costs as much as everything else.
@@ -74,10 +74,12 @@ class ClassicState:
         self.rebalance_since_ms = -1  # when the group ceased to be Stable or Empty; -1: it is one of them
         self.rebalance_reason = ""
         self.is_persisted = False  # whether the log has a record of this group
-        # latest end of the join phase of the first rebalance after Empty
-        self._initial_until_ms = NEVER
-        self._initial_wait_ms = NEVER  # end of that phase unless another member joins first
+        # when the join phase of the first rebalance after Empty ends, unless another member joins
+        # before then and postpones the end
+        self._initial_join_end_ms = NEVER
+        self._initial_join_end_max_ms = NEVER  # the end cannot be postponed beyond this
         self._session_armed_ms: int | None = None
+        # a cache: (generation, result of subscribed_topics() in that generation)
         self._subscribed: tuple[int, frozenset[str] | None] | None = None
 
     # -- queries ----------------------------------------------------------------------------------
@@ -88,8 +90,9 @@ class ClassicState:
         return not self.members.by_id and not self.members.pending and self.state is EMPTY
 
     def held_up_by(self) -> list[DelayingMember]:
-        """The members that a rebalance waits for: first the leader if its assignment is missing,
-        then the longest silent. There are none if the first rebalance only waits for more members.
+        """Returns the members that a rebalance waits for: the leader first if its assignment is
+        missing, then the others, longest silent first. The list is empty if the first rebalance
+        only waits for more members.
         """
         delaying = [
             DelayingMember(
@@ -163,9 +166,9 @@ class ClassicState:
         return NONE if member_id in self.members.by_id else UNKNOWN_MEMBER_ID
 
     def validate_commit(
-        self, member_id: str, instance_id: str | None, generation: int, transactional: bool = False
+        self, member_id: str, instance_id: str | None, generation: int, is_transactional: bool = False
     ) -> int:
-        """0, or the error for an OffsetCommit, or for a TxnOffsetCommit if `transactional`."""
+        """0, or the error for an OffsetCommit, or for a TxnOffsetCommit if `is_transactional`."""
         if generation < 0 and self.state is EMPTY:
             return NONE  # an administrator, or a consumer that assigns its partitions itself
         if generation >= 0 or member_id or instance_id is not None:
@@ -174,9 +177,9 @@ class ClassicState:
                 error = ILLEGAL_GENERATION
             if error != NONE:
                 return error
-        elif not transactional and self.state is not EMPTY:
+        elif not is_transactional and self.state is not EMPTY:
             return UNKNOWN_MEMBER_ID
-        return REBALANCE_IN_PROGRESS if self.state is COMPLETING and not transactional else NONE
+        return REBALANCE_IN_PROGRESS if self.state is COMPLETING and not is_transactional else NONE
 
     # -- the log -----------------------------------------------------------------------------------
 
@@ -209,8 +212,8 @@ class ClassicState:
         return True
 
     def replay(self, value: bytes | None) -> None:
-        """Applies one GroupMetadata record: the whole group at that point. Raises ValueError and
-        then changes nothing.
+        """Applies one GroupMetadata record, which describes the whole group. Raises ValueError, in
+        which case nothing is changed.
         """
         record = records.decode_value(value) if value is not None else None
         if record is not None and (
@@ -218,8 +221,8 @@ class ClassicState:
             and (record.protocol is None or record.leader not in {saved.member_id for saved in record.members})
         ):
             raise ValueError(
-                f"GroupMetadata of {self.group_id}: {len(record.members)} members without a protocol or a leader among"
-                " them"
+                f"GroupMetadata of {self.group_id}: there are {len(record.members)} members, but no protocol, or the"
+                " leader is not one of them"
             )
         if record is not None and not 0 <= record.generation <= GENERATION_MAX:
             raise ValueError(f"GroupMetadata of {self.group_id}: generation {record.generation}")
@@ -293,4 +296,6 @@ class ClassicState:
         assert state not in (COMPLETING, STABLE) or dynamic_count <= self.settings.max_size, (
             f"G7: {dynamic_count} members"
         )
-        assert (self._initial_wait_ms == NEVER) or state is PREPARING, "G5: an initial delay outside of a join phase"
+        assert (self._initial_join_end_ms == NEVER) or state is PREPARING, (
+            "G5: an initial delay outside of a join phase"
+        )
