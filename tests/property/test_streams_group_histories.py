@@ -159,7 +159,7 @@ def waiting_members_are_stable(patch: pytest.MonkeyPatch) -> None:
 
 @planted
 def a_heartbeat_extends_the_time_to_release(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(StreamsGroup, "_await_release", lambda self, member, now_ms: None)
+    patch.setattr(StreamsGroup, "_set_release_deadline", lambda self, member, now_ms: None)
 
 
 @planted

@@ -96,8 +96,8 @@ def _assign_active(members: Mapping[str, MemberSpec], shape: TopologyShape) -> d
 def _assign_to_state_holders(
     members: Mapping[str, MemberSpec], tasks: list[Task], held: dict[str, list[Task]], low: int, extra: int
 ) -> list[Task]:
-    """Gives tasks to members of processes that have their state; `extra` members may have one more
-    than `low`. Returns the other tasks.
+    """Gives each task to a member of a process that has the task's state, if there is one with
+    room; `extra` members may have one more task than `low`. Returns the other tasks.
     """
     state_holders: dict[Task, list[str]] = {}
     by_process: dict[str, list[str]] = {}
@@ -141,7 +141,7 @@ def _assign_standbys(
     wanted = min(replicas, len(processes) - 1)
     limit = -(-(sum(load.values()) + wanted * len(stateful)) // len(members))
 
-    def take(member_id: str, task: Task) -> None:
+    def assign_standby(member_id: str, task: Task) -> None:
         standbys[member_id].append(task)
         load[member_id] += 1
         assigned.add((members[member_id].process_id, task))
@@ -151,11 +151,11 @@ def _assign_standbys(
         missing = wanted
         for member_id in previous_holders.get(task, ()):
             if missing and load[member_id] < limit and (members[member_id].process_id, task) not in assigned:
-                take(member_id, task)
+                assign_standby(member_id, task)
                 missing -= 1
         for _ in range(missing):
             others = (member_id for member_id in standbys if (members[member_id].process_id, task) not in assigned)
-            take(
+            assign_standby(
                 min(
                     others,
                     key=lambda member_id: (
@@ -185,8 +185,8 @@ def check_assignment(
         for task in iter_tasks(role)
     ]
     assert len(held) == len(set(held)), "A2: a process has a task twice"
-    processes = len({spec.process_id for spec in members.values()})
-    expected = min(replicas, processes - 1)
+    process_count = len({spec.process_id for spec in members.values()})
+    expected = min(replicas, process_count - 1)
     standbys = [task for tasks in assignment.values() for task in iter_tasks(tasks.standby)]
     for task in all_tasks:
         wanted = expected if task[0] in shape.stateful else 0

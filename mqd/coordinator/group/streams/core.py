@@ -7,10 +7,10 @@ target independently: each first releases what it must lose, then gets what othe
 (members.py).
 
 Invariants (check())
-    T1  a task is active on one member at most, and held by one member of a process at most, until
-        it is released (tasks.Holders)
-    T2  `holders` is the inverse of what members hold; each held active task has the epoch in which
-        its member got it, which is at most the member's own
+    T1  a task is active on at most one member, and held by at most one member of each process,
+        until it is released (tasks.Holders)
+    T2  `holders` is the inverse of what members hold. A member has, for each active task that it
+        holds, the epoch in which it got the task; that is at most the member epoch
     T3  member epoch <= target epoch <= group epoch
     T4  only members have a target; with a ready topology, a target of the group's epoch has each
         task once as active
@@ -21,8 +21,9 @@ Invariants (check())
     T7  a group with members has a topology; a persisted topology never changes
     T8  a reply depends only on records persisted before it; each request has one reply
     T9  `described_bytes` and `held_count` are sums over all members
-Bounds: members by group.streams.max.size; a topology by requests.SUBSCRIPTION_CHARS_MAX; a
-heartbeat that changes nothing is O(1) and persists nothing.
+Bounds: at most group.streams.max.size members; a topology of at most
+requests.SUBSCRIPTION_CHARS_MAX characters. A heartbeat that changes nothing is O(1) and persists
+nothing.
 
 Design and differences from Apache Kafka:
 docs/decisions/coordinators/2026-11-27-streams-groups.md.
@@ -459,9 +460,9 @@ class StreamsGroup(ModernGroup):
         if current.state != UNREVOKED:
             self.deadlines.drop(member.release_timer)
         elif old.state != UNREVOKED or old.epoch != current.epoch:
-            self._await_release(member, now_ms)
+            self._set_release_deadline(member, now_ms)
 
-    def _await_release(self, member: Member, now_ms: int) -> None:
+    def _set_release_deadline(self, member: Member, now_ms: int) -> None:
         self.deadlines.move(member.release_timer, now_ms + max(member.description.rebalance_timeout_ms, 0))
 
     # -- loading -----------------------------------------------------------------------------------
@@ -496,7 +497,7 @@ class StreamsGroup(ModernGroup):
             member = self.members[member_id]
             self.deadlines.move(member, now_ms + session_ms)
             if member.current.state == UNREVOKED:
-                self._await_release(member, now_ms)
+                self._set_release_deadline(member, now_ms)
         self.target = {member_id: tasks for member_id, tasks in self.target.items() if member_id in self.members}
         self.assignment_epoch = max(self.loaded_epoch(), self.first_epoch - 1 if self.epoch else 0)
         self.epoch = max(self.epoch, self.assignment_epoch)

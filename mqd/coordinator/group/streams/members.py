@@ -71,7 +71,7 @@ def next_state(
         return CurrentAssignment(
             epoch, _previous(current, epoch), UNREVOKED, kept, revoking, _epochs(current, assigned)
         )
-    free, must_wait = _free_tasks(member, difference(target, kept), holders)
+    free, must_wait = _select_free(member, difference(target, kept), holders)
     held = union(kept, free)
     return CurrentAssignment(
         target_epoch,
@@ -92,7 +92,7 @@ def _previous(current: CurrentAssignment, epoch: int) -> int:
     return current.epoch if epoch != current.epoch else current.previous_epoch
 
 
-def _free_tasks(member: Member, requested: Tasks, holders: Holders) -> tuple[Tasks, bool]:
+def _select_free(member: Member, requested: Tasks, holders: Holders) -> tuple[Tasks, bool]:
     """Returns the requested tasks that are free, and whether some requested tasks are not."""
     roles = [
         task_set(

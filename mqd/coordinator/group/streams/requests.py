@@ -16,7 +16,7 @@ SUBTOPOLOGIES_MAX = 10_000
 
 
 def problem_of(message: StreamsGroupHeartbeatRequest) -> str | None:
-    """Why the request is invalid in any state of the group; None: it is valid."""
+    """Why the request is invalid, whatever the group's state is; None if it is not."""
     epoch = message.member_epoch
     if not message.member_id.strip():
         return "MemberId can't be empty."
@@ -70,18 +70,18 @@ def _problem_of_size(message: StreamsGroupHeartbeatRequest) -> str | None:
         texts += (tag.key, tag.value)
     if message.user_endpoint is not None:
         texts.append(message.user_endpoint.host)
-    numbers = 0
+    number_count = 0
     if message.topology is not None:
         texts += topology_texts(message.topology)
-        numbers = sum(
+        number_count = sum(
             1 + len(group.source_topics) + len(group.repartition_source_topics)
             for subtopology in message.topology.subtopologies
             for group in subtopology.copartition_groups
         )
-    if numbers + len(texts) + sum(map(len, texts)) > SUBSCRIPTION_CHARS_MAX or any(
+    if number_count + len(texts) + sum(map(len, texts)) > SUBSCRIPTION_CHARS_MAX or any(
         len(text) > NAME_CHARS_MAX for text in texts
     ):
-        return f"A name has more than {NAME_CHARS_MAX} characters, or all together more than {SUBSCRIPTION_CHARS_MAX}."
+        return f"A name has more than {NAME_CHARS_MAX} characters, or the request more than {SUBSCRIPTION_CHARS_MAX}."
     if message.topology is not None and len(message.topology.subtopologies) > SUBTOPOLOGIES_MAX:
         return f"The topology has more than {SUBTOPOLOGIES_MAX} subtopologies."
     return None

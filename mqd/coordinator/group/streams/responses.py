@@ -81,7 +81,7 @@ def describe_group(group: Group, configured: ConfiguredTopology) -> StreamsGroup
 
 
 def _topology(topology: Topology, configured: ConfiguredTopology) -> StreamsGroupDescribeResponse.Topology:
-    """Lists no subtopologies while the partitions of their topics are not known."""
+    """Lists no subtopologies while the partition counts of their topics are unknown."""
     if not configured.partition_counts and not configured.task_counts:
         return _Described.Topology(epoch=topology.epoch, subtopologies=None)
     return _Described.Topology(

@@ -26,7 +26,7 @@ class InternalTopic(msgspec.Struct, frozen=True):
 
 
 class CopartitionGroup(msgspec.Struct, frozen=True):
-    """Topics that must have the same number of partitions: indexes into the subtopology's lists."""
+    """Topics that must have the same number of partitions, as indexes into the subtopology's lists."""
 
     source_topics: tuple[int, ...]
     repartition_sources: tuple[int, ...]
@@ -118,15 +118,15 @@ def parse(message: Any) -> Topology:
         by_id[subtopology.subtopology_id] = Subtopology(
             subtopology.subtopology_id,
             tuple(sorted(subtopology.source_topics)),
-            _internal(subtopology.state_changelog_topics),
+            _parse_internal_topics(subtopology.state_changelog_topics),
             tuple(sorted(subtopology.repartition_sink_topics)),
-            _internal(subtopology.repartition_source_topics),
+            _parse_internal_topics(subtopology.repartition_source_topics),
             _copartition_groups(subtopology),
         )
     return Topology(message.epoch, tuple(by_id[name] for name in sorted(by_id)))
 
 
-def _internal(topics: Iterable[Any]) -> tuple[InternalTopic, ...]:
+def _parse_internal_topics(topics: Iterable[Any]) -> tuple[InternalTopic, ...]:
     return tuple(
         sorted(
             (
@@ -166,25 +166,25 @@ def _sorted_indexes(names: list[str]) -> dict[int, int]:
 # -- configuration ---------------------------------------------------------------------------------
 
 
-def configure(topology: Topology, existing_count: PartitionCountOf) -> ConfiguredTopology:
+def configure(topology: Topology, existing_count_of: PartitionCountOf) -> ConfiguredTopology:
     """Raises InvalidTopology."""
     counts = _fixed_counts(topology)
     order = _derivation_order(topology, counts)
     sources = {name for subtopology in topology.subtopologies for name in subtopology.source_topics}
-    missing_sources = sorted(name for name in sources if existing_count(name) is None)
+    missing_sources = sorted(name for name in sources if existing_count_of(name) is None)
     if missing_sources:
         return ConfiguredTopology(
             {}, {}, (MISSING_SOURCE_TOPICS, f"Source topics {_abbreviated_list(missing_sources)} are missing.")
         )
 
     def count_of(name: str) -> int | None:
-        return counts.get(name) or existing_count(name)
+        return counts.get(name) or existing_count_of(name)
 
-    _derive_counts(order, counts, existing_count)
+    _derive_counts(order, counts, existing_count_of)
     try:
         for subtopology in topology.subtopologies:
             for group in subtopology.copartition_groups:
-                _apply_copartition_group(subtopology, group, counts, existing_count)
+                _apply_copartition_group(subtopology, group, counts, existing_count_of)
         task_counts = {
             subtopology.subtopology_id: max(count_of(name) or 0 for name in subtopology.inputs)
             for subtopology in topology.subtopologies
@@ -192,7 +192,7 @@ def configure(topology: Topology, existing_count: PartitionCountOf) -> Configure
         for subtopology in topology.subtopologies:
             for topic in subtopology.changelogs:
                 counts[topic.name] = task_counts[subtopology.subtopology_id]
-        missing_topics = _missing_topics(topology, counts, existing_count)
+        missing_topics = _missing_topics(topology, counts, existing_count_of)
     except _Mispartitioned as problem:
         return ConfiguredTopology({}, {}, (INCORRECTLY_PARTITIONED_TOPICS, str(problem)))
     if missing_topics:
@@ -231,31 +231,33 @@ def _derivation_order(topology: Topology, fixed: Mapping[str, int]) -> list[tupl
     unknown = _uncounted_topics(topology, fixed)
     writers: dict[str, list[Subtopology]] = {name: [] for name in unknown}
     readers: dict[str, list[Subtopology]] = {name: [] for name in unknown}
-    reads_left: dict[str, int] = {}
+    unresolved_input_counts: dict[str, int] = {}  # subtopology -> inputs that are not in the order yet
     for subtopology in topology.subtopologies:
         for name in unknown.intersection(subtopology.repartition_sinks):
             writers[name].append(subtopology)
         read = unknown.intersection(topic.name for topic in subtopology.repartition_sources)
         for name in read:
             readers[name].append(subtopology)
-        reads_left[subtopology.subtopology_id] = len(read)
+        unresolved_input_counts[subtopology.subtopology_id] = len(read)
     if not all(writers.values()):
         raise InvalidTopology(
             "Failed to compute number of partitions for all repartition topics, because a repartition source topic"
             " is never used as a sink topic."
         )
-    writers_left = {name: len(subtopologies) for name, subtopologies in writers.items()}
+    unresolved_writer_counts = {name: len(subtopologies) for name, subtopologies in writers.items()}
     order: list[tuple[str, list[Subtopology]]] = []
-    ready = [subtopology for subtopology in topology.subtopologies if not reads_left[subtopology.subtopology_id]]
+    ready = [
+        subtopology for subtopology in topology.subtopologies if not unresolved_input_counts[subtopology.subtopology_id]
+    ]
     while ready:
         for name in unknown.intersection(ready.pop().repartition_sinks):
-            writers_left[name] -= 1
-            if writers_left[name]:
+            unresolved_writer_counts[name] -= 1
+            if unresolved_writer_counts[name]:
                 continue
             order.append((name, writers[name]))
             for subtopology in readers[name]:
-                reads_left[subtopology.subtopology_id] -= 1
-                if not reads_left[subtopology.subtopology_id]:
+                unresolved_input_counts[subtopology.subtopology_id] -= 1
+                if not unresolved_input_counts[subtopology.subtopology_id]:
                     ready.append(subtopology)
     if len(order) < len(unknown):
         raise InvalidTopology(
@@ -266,23 +268,23 @@ def _derivation_order(topology: Topology, fixed: Mapping[str, int]) -> list[tupl
 
 
 def _derive_counts(
-    order: list[tuple[str, list[Subtopology]]], counts: dict[str, int], existing_count: PartitionCountOf
+    order: list[tuple[str, list[Subtopology]]], counts: dict[str, int], existing_count_of: PartitionCountOf
 ) -> None:
     largest_input_counts: dict[str, int] = {}  # subtopology -> partitions of its largest input
     for name, writers in order:
         for subtopology in writers:
             if subtopology.subtopology_id not in largest_input_counts:
                 largest_input_counts[subtopology.subtopology_id] = max(
-                    counts.get(input_name) or existing_count(input_name) or 0 for input_name in subtopology.inputs
+                    counts.get(input_name) or existing_count_of(input_name) or 0 for input_name in subtopology.inputs
                 )
         counts[name] = max(largest_input_counts[subtopology.subtopology_id] for subtopology in writers)
 
 
 def _apply_copartition_group(
-    subtopology: Subtopology, group: CopartitionGroup, counts: dict[str, int], existing_count: PartitionCountOf
+    subtopology: Subtopology, group: CopartitionGroup, counts: dict[str, int], existing_count_of: PartitionCountOf
 ) -> None:
     sources = {
-        subtopology.source_topics[index]: existing_count(subtopology.source_topics[index]) or 0
+        subtopology.source_topics[index]: existing_count_of(subtopology.source_topics[index]) or 0
         for index in group.source_topics
     }
     repartitions = [subtopology.repartition_sources[index] for index in group.repartition_sources]
@@ -302,12 +304,12 @@ def _apply_copartition_group(
 
 
 def _missing_topics(
-    topology: Topology, counts: Mapping[str, int], existing_count: PartitionCountOf
+    topology: Topology, counts: Mapping[str, int], existing_count_of: PartitionCountOf
 ) -> tuple[NewTopic, ...]:
     new_topics: dict[str, NewTopic] = {}
     for subtopology in topology.subtopologies:
         for topic in (*subtopology.repartition_sources, *subtopology.changelogs):
-            expected, actual = counts[topic.name], existing_count(topic.name)
+            expected, actual = counts[topic.name], existing_count_of(topic.name)
             if actual is None:
                 factor = topic.replication_factor if topic.replication_factor > 0 else -1
                 new_topics[topic.name] = NewTopic(topic.name, expected, factor, topic.configs)
