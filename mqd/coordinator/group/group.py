@@ -120,7 +120,7 @@ class Group:
         self.streams: StreamsGroup | None = None
         self.offsets = Offsets(group_id, offsets)
         self._check_interval_ms = offsets.check_interval_ms
-        self._removal_armed = False
+        self._is_removal_armed = False
         self._lingers = self._is_unwritten = False  # GG5; not in the log
 
     # -- queries ----------------------------------------------------------------------------------
@@ -210,14 +210,14 @@ class Group:
         if not self.is_visible or self._modern is not None:
             return None
         classic = self.classic
-        stable = classic.state is STABLE
+        is_stable = classic.state is STABLE
         return DescribeGroupsResponse.Group(
             group_id=self.group_id,
             group_state=str(classic.state),
             protocol_type=classic.protocol_type or "",
-            protocol_data=(classic.protocol or "") if stable else "",
+            protocol_data=(classic.protocol or "") if is_stable else "",
             members=[
-                member.describe(classic.protocol if stable else None) for member in classic.members.by_id.values()
+                member.describe(classic.protocol if is_stable else None) for member in classic.members.by_id.values()
             ],
         )
 
@@ -326,7 +326,7 @@ class Group:
     # -- the streams protocol ----------------------------------------------------------------------
 
     def _on_streams_heartbeat(self, event: StreamsHeartbeat, now_ms: int) -> list[Action]:
-        """The group becomes a streams group if it has no members, and the sender joins it."""
+        """A group without members becomes a streams group when the sender joins it."""
         streams, epoch = self.streams, event.message.member_epoch
         if streams is None:
             may_become_streams = self.consumer is None and self.share is None and self.classic.state is EMPTY
@@ -360,7 +360,7 @@ class Group:
     def _handle_streams(self, event: object, now_ms: int) -> list[Action]:
         return self.streams.handle(event, now_ms) + self._arm_removal(now_ms) if self.streams is not None else []
 
-    # -- the consumer protocol, from the second heartbeat on ---------------------------------------
+    # -- the consumer protocol, after the first heartbeat ------------------------------------------
 
     def _handle_consumer(self, event: object, now_ms: int) -> list[Action]:
         consumer = self.consumer
@@ -397,7 +397,7 @@ class Group:
         if event.name in CLASSIC_TIMERS:
             return self.classic.handle(event, now_ms) + self._arm_removal(now_ms)
         if event.name == REMOVAL_TIMER:
-            self._removal_armed = False
+            self._is_removal_armed = False
             return self._maybe_remove() or self._arm_removal(now_ms)
         if event.name == EXPIRATION_TIMER:
             return self.offsets.on_expiration_timer(self, now_ms)[0] + self._maybe_remove()
@@ -427,7 +427,7 @@ class Group:
         return not self._modern.is_empty if self._modern is not None else self.classic.state is not EMPTY
 
     def _remove(self) -> list[KeyValue]:
-        """Removes everything that the log holds of this group."""
+        """Removes the group's state. Returns tombstones for everything that the log holds of it."""
         records = self.offsets.delete_all()
         if self.consumer is not None:
             records += self.consumer.all_tombstones()
@@ -448,7 +448,7 @@ class Group:
         return list(as_persists(self._remove()))
 
     def _is_deserted(self) -> bool:
-        """Whether the group has no members but holds something besides offsets."""
+        """Whether the group has no members, but exists for another reason than its offsets."""
         if self.share is not None:
             return False  # as in Kafka: only an administrator deletes it
         if self._modern is not None:
@@ -456,9 +456,9 @@ class Group:
         return (self.classic.is_persisted or self._lingers or self._is_unwritten) and self.classic.is_empty
 
     def _arm_removal(self, now_ms: int) -> list[Action]:
-        if self._removal_armed or not self._is_deserted() or not self.offsets.is_empty:
+        if self._is_removal_armed or not self._is_deserted() or not self.offsets.is_empty:
             return []
-        self._removal_armed = True
+        self._is_removal_armed = True
         return [Timer(REMOVAL_TIMER, now_ms + self._check_interval_ms)]
 
     # -- loading -----------------------------------------------------------------------------------
@@ -597,4 +597,4 @@ class Group:
             assert self.classic.is_empty and not self.classic.is_persisted, "GG1"
         assert not self.is_empty or not self.classic.is_persisted, "GG2"
         may_be_removed = self._is_deserted() and self.offsets.is_empty
-        assert not may_be_removed or self._removal_armed, "GG3"
+        assert not may_be_removed or self._is_removal_armed, "GG3"

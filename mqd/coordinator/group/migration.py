@@ -26,8 +26,9 @@ from mqd.protocol.messages import JoinGroupResponse, SyncGroupResponse
 
 
 def upgrade(classic: ClassicGroup, cluster: Cluster, now_ms: int) -> ConsumerGroup | None:
-    """A consumer group with the members of the classic group; its records are pending. None: the
-    group cannot be converted (another protocol type, or unreadable metadata).
+    """Returns a consumer group with the members of the classic group; the records that create it are
+    in its `pending`. None: the group cannot be converted (another protocol type, or unreadable
+    metadata).
     """
     if classic.protocol_type != CONSUMER_PROTOCOL:
         return None
@@ -111,7 +112,9 @@ def replies_to_retry(classic: ClassicGroup) -> list[Action]:
 
 
 def downgrade(group: ConsumerGroup, now_ms: int) -> bytes | None:
-    """The GroupMetadata value of the classic group. None: the members have no protocol in common."""
+    """Returns the GroupMetadata value of the classic group that replaces the consumer group. None:
+    the members have no protocol in common.
+    """
     members = list(group.members.values())
     votes, first = group.classic.votes, members[0].description.classic
     assert first is not None, "only classic members are left"

@@ -76,7 +76,7 @@ class ModernGroup:
         return self.records.group_record(self.group_id, self.epoch, self.metadata_hash)
 
     def arm(self, actions: list[Action]) -> list[Action]:
-        """Appends a Timer for the next deadline, if it has changed."""
+        """Appends a Timer for the next deadline if no timer fires by then."""
         next_ms = self.deadlines.next_ms
         if next_ms is not None and (self._armed_ms is None or next_ms < self._armed_ms):
             self._armed_ms = next_ms
@@ -115,5 +115,5 @@ class ModernGroup:
         """Applies a record of a type that only this kind of group has."""
 
     def loaded_epoch(self) -> int:
-        """The epoch to continue from, not below any that a member has received."""
+        """The assignment epoch to continue from: not below the epoch of any member."""
         return max([self.assignment_epoch, *(member.epoch for member in self.members.values())])

@@ -12,9 +12,9 @@ Invariants (check())
     O3  the expiration timer is armed when something is committed
     O4  write numbers are kept only while something is pending
     O5  `size_bytes` is the sum over all committed and pending offsets
-Bounds: one record for each partition that clients name; the handler checks that the partition
-exists. A record is at most slightly longer than offset.metadata.max.bytes. The same holds for the
-pending records of each open transaction. A commit is one batch of at most commit_bytes_max;
+Bounds: one record for each partition that clients name (the handler checks that it exists), and
+one pending record for each partition in each open transaction. A record is at most slightly longer
+than offset.metadata.max.bytes. A commit is one batch of at most commit_bytes_max;
 tombstones may need several batches.
 
 Expiration follows Kafka (KIP-211). An offset expires `retention_ms` after it was committed, or
@@ -157,8 +157,9 @@ class Membership(Protocol):
         """The error for a whole OffsetDelete, for example NON_EMPTY_GROUP."""
 
     def is_subscribed(self, topic: str) -> bool:
-        """If the members' topics are unknown (empty_since_ms() then returns KEEP): True for the
-        protocol type "consumer", otherwise False.
+        """Whether a member subscribes to the topic. If the members' topics are unknown
+        (empty_since_ms() then returns KEEP): True for the protocol type "consumer", otherwise
+        False.
         """
 
     def empty_since_ms(self) -> int | None:
@@ -180,10 +181,10 @@ class Offsets:
         # committed
         self._pending: dict[int, dict[tuple[str, int], tuple[int, bytes | None]]] = {}
         # The write number of each committed record, or of its deletion. Kept only while something
-        # is pending; a record without an entry is older.
+        # is pending; a record without an entry is older than all pending ones.
         self._write_numbers: dict[tuple[str, int], int] = {}
         self._write_count = 0
-        self._armed = False
+        self._is_armed = False
         self.size_bytes = 0  # approximate size in memory
 
     @property
@@ -204,9 +205,7 @@ class Offsets:
         )
 
     def partition_ends(self) -> dict[str, int]:
-        """For each topic with a committed or pending offset: the index after its last such
-        partition.
-        """
+        """Topic -> the index after its last partition with a committed or pending offset."""
         ends = {topic: max(partitions) + 1 for topic, partitions in self._committed.items()}
         for pending in self._pending.values():
             for topic, partition in pending:
@@ -266,8 +265,8 @@ class Offsets:
         return actions
 
     def _size_error(self, event: CommitOffsets) -> int:
-        """The error that Kafka returns when its log refuses a commit for its size. Most commits are
-        so small that the check is skipped.
+        """Returns INVALID_COMMIT_OFFSET_SIZE, as Kafka does, if the commit is too large for one
+        batch; otherwise 0. For small commits a rough estimate suffices.
         """
         count, metadata_max = len(event.offsets), self._settings.metadata_bytes_max
         longest = max((len(entry.topic) + min(len(entry.metadata), metadata_max) for entry in event.offsets), default=0)
@@ -415,12 +414,12 @@ class Offsets:
     # -- expiration --------------------------------------------------------------------------------
 
     def _arm(self, now_ms: int) -> list[Action]:
-        if self._armed or not self._committed:
+        if self._is_armed or not self._committed:
             return []
-        self._armed = True
+        self._is_armed = True
         interval_ms = max(self._settings.check_interval_ms, CHECK_INTERVAL_MS_MIN)
-        # Spreads the groups' checks in time: after a restart ten thousand of them are armed at the
-        # same time.
+        # Spreads the groups' checks in time: after a restart, ten thousand groups may arm their
+        # timers at the same time.
         return [
             Timer(
                 EXPIRATION_TIMER, now_ms + interval_ms // 2 + crc32(self.group_id.encode()) % max(interval_ms // 2, 1)
@@ -435,7 +434,7 @@ class Offsets:
         """Handles TimerFired(EXPIRATION_TIMER). Returns the actions, and whether the last offset
         expired; a group without members may then be removed.
         """
-        self._armed = False
+        self._is_armed = False
         count_before = len(self)
         records = self._delete(self._expired_offsets(group, now_ms))
         return [*as_persists(records), *self._arm(now_ms)], count_before > 0 and self.is_empty
@@ -522,7 +521,7 @@ class Offsets:
         for partitions in self._committed.values():
             for value in partitions.values():
                 decode_offset_value(value)
-        assert not self._committed or self._armed, "O3"
+        assert not self._committed or self._is_armed, "O3"
         assert self._pending or not self._write_numbers, "O4"
         assert self.size_bytes == self._measure_bytes(), f"O5: {self.size_bytes} != {self._measure_bytes()}"
 

@@ -359,7 +359,7 @@ def group_of_key(key: bytes) -> str:
         raise ValueError(f"a key of {len(key)} bytes is too short")
     end = 4 + _I16.unpack_from(key, 2)[0]
     if not 4 <= end <= len(key):
-        raise ValueError(f"a group id of {end - 4} bytes does not fit into a key of {len(key)}")
+        raise ValueError(f"a group id of {end - 4} bytes does not fit into a key of {len(key)} bytes")
     return key[4:end].decode()
 
 
@@ -368,7 +368,7 @@ def split_offset_prefix(prefix: bytes) -> tuple[str, str]:
     group = group_of_key(prefix)
     start = 4 + _I16.unpack_from(prefix, 2)[0]
     if start + 2 > len(prefix) or _I16.unpack_from(prefix, start)[0] != len(prefix) - start - 2:
-        raise ValueError("the topic's name in the key of an OffsetCommit does not match its length")
+        raise ValueError("OffsetCommit key: the topic's name is not as long as its length field says")
     return group, prefix[start + 2 :].decode()
 
 
@@ -408,15 +408,15 @@ def decode_offset_value(data: bytes) -> OffsetValue:
                 value.offset, value.leader_epoch, value.metadata, value.commit_timestamp, -1, value.topic_id
             )
         if not 0 <= version <= 3:
-            raise ValueError(f"an OffsetCommit of version {version}; 0 to 4 can be read")
+            raise ValueError(f"OffsetCommit value has version {version}; only versions 0 to 4 can be read")
         head = _HEADS[3 if version == 3 else 2]
         _, offset, *epoch, size = head.unpack_from(data)
         end, tail = head.size + size, _TAILS[version]
         if size < 0 or end + tail.size != len(data):
-            raise ValueError(f"an OffsetCommit of {len(data)} bytes with metadata of {size}")
+            raise ValueError(f"OffsetCommit value: metadata of {size} bytes does not fit a value of {len(data)} bytes")
         commit_ms, *expire_ms = tail.unpack_from(data, end)
     except struct.error:
-        raise ValueError(f"an OffsetCommit of {len(data)} bytes is cut off") from None
+        raise ValueError(f"OffsetCommit value is cut off after {len(data)} bytes") from None
     return OffsetValue(
         offset, epoch[0] if epoch else -1, data[head.size : end].decode(), commit_ms, expire_ms[0] if expire_ms else -1
     )

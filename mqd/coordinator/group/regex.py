@@ -29,7 +29,7 @@ def compile_regex(expression: str) -> Callable[[str], object]:
     import re2  # imported only when a group uses expressions
 
     if len(expression) > REGEX_CHARS_MAX:
-        raise BadExpression(f"it has {len(expression)} characters, at most {REGEX_CHARS_MAX} are allowed")
+        raise BadExpression(f"it has {len(expression)} characters; at most {REGEX_CHARS_MAX} are allowed")
     options = re2.Options()
     options.log_errors = False
     options.never_capture = True

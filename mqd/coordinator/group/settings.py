@@ -85,7 +85,8 @@ class ShareSettings(msgspec.Struct, frozen=True):
 
     def pack(self, start_offset: int = 0, has_dead_letters: bool = False) -> bytes:
         """The settings that workers need, in the format of docs/design/share-groups.md.
-        `start_offset` is used only with the offset reset `by_duration`.
+        `start_offset` is used only with the offset reset `by_duration`. `has_dead_letters`: the
+        cluster's features allow dead letters.
         """
         return (
             PACKED.pack(

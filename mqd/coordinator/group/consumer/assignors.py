@@ -69,9 +69,9 @@ class _Draft:
         self._untouched: dict[str, Mapping[bytes, tuple[int, ...]]] = {}
         self._modified: dict[str, dict[bytes, list[int]]] = {}  # of members that are not in _untouched
         for member_id in sorted(members):
-            self._take(member_id, members[member_id])
+            self._keep_current(member_id, members[member_id])
 
-    def _take(self, member_id: str, spec: MemberSpec) -> None:
+    def _keep_current(self, member_id: str, spec: MemberSpec) -> None:
         taken, size, keeps_all = self.taken, 0, True
         for topic, indexes in spec.current.items():
             flags = taken.get(topic)
@@ -210,7 +210,7 @@ def _even_out(topic: bytes, subscribers: list[str], draft: _Draft) -> int:
         return 0
     heapq.heapify(by_most)
     heapq.heapify(by_fewest)
-    moved = 0
+    move_count = 0
     while by_most:
         size, giver = by_most[0]
         if -size != sizes[giver] or not draft.has(giver, topic):
@@ -228,10 +228,10 @@ def _even_out(topic: bytes, subscribers: list[str], draft: _Draft) -> int:
         draft.editable(taker).setdefault(topic, []).append(draft.editable(giver)[topic].pop())
         sizes[giver] -= 1
         sizes[taker] += 1
-        moved += 1
+        move_count += 1
         if not had_partitions:
             heapq.heappush(by_most, (-sizes[taker], taker))
-    return moved
+    return move_count
 
 
 # -- range -----------------------------------------------------------------------------------------

@@ -124,8 +124,8 @@ class ClassicMembers:
         return members.get(self.group.static_member_ids.get(message.group_instance_id, message.member_id))
 
     def _check_claim(self, message: JoinGroupRequest) -> None:
-        """Checks that the instance id, if the request has one, is that of the member id. Raises
-        Refused.
+        """If the request has both an instance id and a member id, checks that they belong
+        together. Raises Refused.
         """
         if message.group_instance_id is None or not message.member_id:
             return

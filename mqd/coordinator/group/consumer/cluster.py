@@ -1,5 +1,5 @@
-"""A consumer group's view of the cluster: topics, expressions over their names, and its
-configuration. Read-only for the cores; the owner of the cores fills it in.
+"""A consumer group's view of the cluster: topics, expressions over their names, and the group's
+configuration. The cores only read it; their owner fills it in.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class ClientIdentity(NamedTuple):
 
 
 class Cluster(Protocol):
-    """Topics and settings can change between two events of a core, not during one. `version`
+    """Topics and settings can change between two events of a core, but not during one. `version`
     changes whenever topics may have changed.
     """
 

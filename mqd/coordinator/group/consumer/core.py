@@ -26,11 +26,11 @@ Invariants (check())
         partition that is assigned and in the target is among those it must release
     U7  each member has a session deadline; each REVOKING member also a deadline for the release,
         which a heartbeat does not move
-    U8  an instance id names the one member that carries it
+    U8  each instance id in `static_member_ids` maps to the one member that has it
     U9  a reply depends only on records persisted before it; each request is answered once
     U10 `described_bytes` is the sum of the sizes of all members' descriptions
-Bounds: members by group.consumer.max.size; a heartbeat that changes nothing is O(1) and persists
-nothing; one Persist holds actions.PERSIST_BYTES_MAX at most, the target's epoch last.
+Bounds: at most group.consumer.max.size members. A heartbeat that changes nothing is O(1) and
+persists nothing. A Persist holds at most actions.PERSIST_BYTES_MAX; the target's epoch comes last.
 
 Sources: KIP-848, KIP-1101 (metadata hash), Kafka's own behaviour. Differences:
 docs/decisions/coordinators/2026-11-21-consumer-groups.md.
@@ -74,8 +74,8 @@ UNDELAYED_SIZE_MAX = 1000  # members plus partitions up to which every epoch get
 # response to a heartbeat.
 SHORT_INTERVAL_MS = 1000
 VERSION_MEMBER_EPOCH = 9  # the first OffsetCommit version with a member epoch
-# Memory of a member, and of a partition that it owns (with its target), without the client's bytes:
-# measured, rounded up.
+# Memory of a member without the client's strings and metadata, and of a partition that it owns
+# (including the target's entry): measured, rounded up.
 MEMBER_BYTES = 1_500
 PARTITION_BYTES = 200
 REVOKE = "revoke"  # the only step that is ever required of a member of this protocol
@@ -198,8 +198,8 @@ class ConsumerGroup(ModernGroup):
         return self.arm(actions)
 
     def _persists(self) -> list[Action]:
-        """Ordered so that the log holds a loadable state after each one: the group's epoch first,
-        the target's last.
+        """Returns the pending records as Persists, ordered so that the log holds a loadable state
+        after each one: the group's epoch first, the target's last.
         """
         persists = as_persists(self.pending)
         self.pending = []
@@ -501,7 +501,9 @@ class ConsumerGroup(ModernGroup):
         return self.arm(self._persists() if self.pending else [])
 
     def load_member(self, member_id: str, description: Description, current: CurrentAssignment | None) -> bool:
-        """Returns False if the member's state contradicts that of the others."""
+        """Adds the member. Returns False, and does not add it, if its state is inconsistent or
+        contradicts that of the others.
+        """
         current = current or CurrentAssignment(0, 0, STABLE, NOTHING, NOTHING)
         is_inconsistent = any(
             self.owners.get(topic_id, index)

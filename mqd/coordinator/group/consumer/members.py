@@ -111,7 +111,7 @@ class Member(Timed):
 
     @property
     def topic_ids(self) -> frozenset[bytes]:
-        """Ids of the topics that it is subscribed to; only while it is in the group."""
+        """Ids of the topics that the member subscribes to. Only for a member of the group."""
         assert self.resolved is not None
         return self.resolved.topic_ids
 
@@ -144,9 +144,9 @@ def next_state(
     revoking = difference(assigned, kept)
     if revoking and (owned is None or overlap(revoking, owned)):
         return CurrentAssignment(epoch, _previous(member, epoch), REVOKING, kept, revoking)
-    free, unreleased = _select_free(member.member_id, difference(target, kept), owners)
+    free, has_unreleased = _select_free(member.member_id, difference(target, kept), owners)
     return CurrentAssignment(
-        target_epoch, _previous(member, target_epoch), WAITING if unreleased else STABLE, union(kept, free), NOTHING
+        target_epoch, _previous(member, target_epoch), WAITING if has_unreleased else STABLE, union(kept, free), NOTHING
     )
 
 
@@ -156,15 +156,15 @@ def _previous(member: Member, epoch: int) -> int:
 
 
 def _select_free(member_id: str, requested: Partitions, owners: Owners) -> tuple[Partitions, bool]:
-    """Returns (the partitions that no other member owns, whether another member owns some)."""
+    """Returns (the requested partitions that no other member owns, whether there are others)."""
     free_partitions: Partitions = {}
-    unreleased = False
+    has_unreleased = False
     for topic_id, indexes in requested.items():
         free = tuple(index for index in indexes if owners.get(topic_id, index) in (None, member_id))
         if free:
             free_partitions[topic_id] = free
-        unreleased = unreleased or len(free) < len(indexes)
-    return free_partitions, unreleased
+        has_unreleased = has_unreleased or len(free) < len(indexes)
+    return free_partitions, has_unreleased
 
 
 def can_take_more(member: Member, target: Partitions, owners: Owners) -> bool:

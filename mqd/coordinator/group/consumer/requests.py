@@ -31,7 +31,7 @@ class Refused(Exception):
 def problem_of(
     message: ConsumerGroupHeartbeatRequest, api_version: int, assignors: tuple[str, ...]
 ) -> tuple[int, str] | None:
-    """(error, reason) if the request is invalid in any state of the group; None: it is valid."""
+    """(error, reason) if the request is invalid whatever the group's state is; otherwise None."""
     epoch, invalid = message.member_epoch, int(ErrorCode.INVALID_REQUEST)
     if not message.group_id.strip():
         return invalid, "GroupId can't be empty."

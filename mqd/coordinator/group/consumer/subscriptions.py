@@ -3,8 +3,8 @@ subscriptions share one entry, so the cost depends on the number of different su
 members.
 
 Invariants (check())
-    N1  an entry's count is the number of members with this subscription; an entry without members
-        is removed
+    N1  an entry's `member_count` is the number of members with this subscription; an entry without
+        members is removed
     N2  entries are resolved against the same version of the topics
     N3  `partition_counts` has exactly the topics that some entry resolves to
 """
@@ -27,10 +27,10 @@ def _sort_key(item: tuple[SubscriptionKey, ResolvedSubscription]) -> tuple[tuple
 
 
 class ResolvedSubscription:
-    __slots__ = ("count", "names", "topic_ids")
+    __slots__ = ("member_count", "names", "topic_ids")
 
     def __init__(self) -> None:
-        self.count = 0
+        self.member_count = 0  # members with this subscription
         self.names: frozenset[str] = frozenset()  # existing topics that the subscription selects
         self.topic_ids: frozenset[bytes] = frozenset()
 
@@ -50,13 +50,13 @@ class Subscriptions:
             if self._version is not None:
                 self._resolve(key, entry)
             self._drop_cached()
-        entry.count += 1
+        entry.member_count += 1
         return entry
 
     def remove(self, key: SubscriptionKey) -> None:
         entry = self._entries[key]
-        entry.count -= 1
-        if not entry.count:
+        entry.member_count -= 1
+        if not entry.member_count:
             del self._entries[key]
             self._drop_cached()
 
@@ -136,7 +136,7 @@ class Subscriptions:
         counts: dict[SubscriptionKey, int] = {}
         for key in keys:
             counts[key] = counts.get(key, 0) + 1
-        assert counts == {key: entry.count for key, entry in self._entries.items()}, "N1"
+        assert counts == {key: entry.member_count for key, entry in self._entries.items()}, "N1"
         if self._counts is not None and self.is_current():
             assert self._counts.keys() == {
                 topic_id for entry in self._entries.values() for topic_id in entry.topic_ids

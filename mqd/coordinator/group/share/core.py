@@ -1,5 +1,5 @@
 """A share group (KIP-932): ShareGroupHeartbeat 1, ShareGroupDescribe 1, and administrators' changes
-of its offsets. Sans-I/O.
+to its offsets. Sans-I/O.
 
 Epochs work as in a consumer group (consumer/core.py), but members share partitions: none waits for
 another, and a member moves to the target with its next heartbeat. Only share-partitions whose state
@@ -15,11 +15,11 @@ Invariants (check())
         partition of a subscribed topic has a member
     G4  a share-partition is initializing or initialized, not both; the name of each topic is kept
     G5  each member has a session deadline
-    G6  a reply depends only on records persisted before it; each request has one reply. The reply
-        to a change of offsets waits for the share coordinator
+    G6  a reply depends only on records persisted before it; each request has one reply. A change of
+        offsets is answered only after the share coordinator has responded
     G7  while states are being deleted, no initialization is in progress
     G8  `described_bytes` and `assigned_count` are sums over all members
-Bounds: members by group.share.max.size; a heartbeat that changes nothing is O(1) and persists
+Bounds: at most group.share.max.size members. A heartbeat that changes nothing is O(1) and persists
 nothing.
 
 Source: Kafka's own behaviour. Differences: docs/decisions/coordinators/2026-11-26-share-groups.md.
@@ -480,7 +480,8 @@ class ShareGroup(ModernGroup):
         self.epoch = max(self.epoch, self.assignment_epoch)
         in_both = intersection(self.states.initializing, self.states.initialized)
         self.states.initializing = difference(self.states.initializing, in_both)
-        # assignable partitions may not have raised the epoch yet; or a damaged log lost the target
+        # newly assignable partitions may not have led to a new epoch yet, or a damaged log may have
+        # lost the target
         self.needs_new_epoch = self.is_persisted
         for member_id in incomplete_ids:
             self.pending += records.member_tombstones(self.group_id, member_id)

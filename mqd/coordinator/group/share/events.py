@@ -12,7 +12,7 @@ PartitionErrors = dict[tuple[bytes, int], int]  # (topic id, partition) -> error
 
 
 class ShareHeartbeat(msgspec.Struct, frozen=True, gc=False):
-    """The handler checks everything that needs no state."""
+    """The request handler has checked everything that does not depend on the group's state."""
 
     request: int
     client_id: str
@@ -43,8 +43,8 @@ class DeleteOffsets(msgspec.Struct, frozen=True, gc=False):
 
 
 class InitializeStates(Effect, frozen=True):
-    """InitializeShareGroupState for each share-partition; the outcome is a StatesChanged with this
-    token.
+    """Sends InitializeShareGroupState for each share-partition; the outcome arrives as a
+    StatesChanged with this token.
     """
 
     token: int
@@ -53,8 +53,8 @@ class InitializeStates(Effect, frozen=True):
 
 
 class DeleteStates(Effect, frozen=True):
-    """DeleteShareGroupState for each share-partition; the outcome is a StatesChanged with this
-    token.
+    """Sends DeleteShareGroupState for each share-partition; the outcome arrives as a StatesChanged
+    with this token.
     """
 
     token: int

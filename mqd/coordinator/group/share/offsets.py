@@ -1,8 +1,8 @@
-"""Administrators' changes of the offsets of a share group without members: AlterShareGroupOffsets,
+"""Administrators' changes to the offsets of a share group without members: AlterShareGroupOffsets,
 DeleteShareGroupOffsets, DeleteGroups. Each is recorded, then requested from the share coordinator,
 whose response completes it. If the group coordinator is reloaded in between, the request is lost,
-but the record shows what is left to do: topics to be deleted are listed as `deleting`, and are
-deleted with the next request.
+but the record shows what remains to be done: topics to be deleted are listed as `deleting`, and the
+next request to delete them completes that.
 
 Altering raises the group's epoch, which is the state epoch of the initialized share-partitions: a
 leader that still holds the earlier state is fenced (FENCED_STATE_EPOCH).
@@ -120,8 +120,9 @@ class OffsetsAdmin:
         group.set_states(
             union(states.initializing, difference(altered, states.initialized)),
             states.initialized,
-            # the share coordinator may still have states of the topic's other partitions, with
-            # higher epochs than those of a group that is created later with this name
+            # A topic stays in `deleting` unless all its partitions are altered: the share
+            # coordinator may still have states of the others, with higher epochs than those of a
+            # group that is created later with this name.
             frozenset(
                 topic_id
                 for topic_id in states.deleting
@@ -231,8 +232,8 @@ class OffsetsAdmin:
         replies.append(Reply(request, 0))
 
     def _change_error(self) -> int:
-        """Allows one change at a time: the outcome of a change in progress decides what the next
-        one may do.
+        """Returns the error if the offsets cannot be changed now, otherwise 0. Only one change runs
+        at a time: its outcome decides what the next one may do.
         """
         if not self._group.is_empty:
             return int(ErrorCode.NON_EMPTY_GROUP)
