@@ -64,14 +64,14 @@ NAME_CHARS_CACHED = 256
 
 def _hash(name: str) -> int:
     """Java's String.hashCode, made positive as Kafka's Utils.abs does."""
-    value = _short_hash(name) if len(name) <= NAME_CHARS_CACHED else _long_hash(name)
+    value = _hash_short_name(name) if len(name) <= NAME_CHARS_CACHED else _hash_long_name(name)
     if value >= 1 << 31:
         value -= 1 << 32
     return 0 if value == -(1 << 31) else abs(value)
 
 
 @functools.lru_cache(maxsize=1 << 16)
-def _short_hash(name: str) -> int:
+def _hash_short_name(name: str) -> int:
     """The hash as an unsigned number."""
     value = 0
     data = name.encode("utf-16-be", "surrogatepass")
@@ -80,8 +80,8 @@ def _short_hash(name: str) -> int:
     return value
 
 
-def _long_hash(name: str) -> int:
-    """Same result as _short_hash. A plain loop over 32767 characters would block the event loop for
+def _hash_long_name(name: str) -> int:
+    """Same result as _hash_short_name. A plain loop over 32767 characters would block the event loop for
     milliseconds.
     """
     import numpy

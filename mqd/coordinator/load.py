@@ -6,8 +6,8 @@ The records that take effect are those that compaction would keep: the last non-
 effect at its commit marker, except those whose key has a current record that was written after them
 (Kafka compares the offsets of the two records in the same way). Records without a marker are
 pending. A pending record that can no longer take effect is passed to its core with its key but
-without its value. If the cores are `in_order` (share-partitions, whose topic is not compacted and
-has no transactions), every record is replayed as it is read.
+without its value. If the core factory sets `replays_every_record` (share-partitions, whose topic is
+not compacted and has no transactions), every record is replayed as it is read.
 
 Damage is logged and skipped. At most the damaged batch is lost if the offset index shows where the
 next one begins. If a core cannot read a record, only that record is logged and skipped. A
@@ -55,7 +55,7 @@ class _LoadState:
         # transaction is open; keys last written before then are absent.
         self.write_numbers: dict[bytes, int] = {}
         self.write_count = 0
-        self.in_order: bool = getattr(cores, "in_order", False)
+        self.replays_every_record: bool = getattr(cores, "replays_every_record", False)
 
     def log_problem(self, text: str, **fields: object) -> None:
         self.loaded.skipped_count += 1
@@ -63,7 +63,7 @@ class _LoadState:
             log.error(text, partition=self.name, **fields)
 
     def on_plain(self, data: bytes, positions: numpy.ndarray) -> None:
-        plain, discard, in_order = self.plain, self.plain.pop, self.in_order
+        plain, discard, replays_every_record = self.plain, self.plain.pop, self.replays_every_record
         starts = positions[:, (0, 2)]
         ends = starts + positions[:, (1, 3)]
         value_sizes = positions[:, 3]
@@ -76,7 +76,7 @@ class _LoadState:
             strict=True,
         ):
             key = data[key_start:key_end]
-            if in_order:
+            if replays_every_record:
                 self._replay(key, data[value_start:value_end] if value_size >= 0 else None)
                 continue
             discard(key, None)
@@ -89,7 +89,7 @@ class _LoadState:
         self.loaded.record_count += len(positions)
 
     def put(self, key: bytes, value: bytes | None, write_number: int) -> None:
-        if self.in_order:
+        if self.replays_every_record:
             self._replay(key, value)
             return
         self.plain.pop(key, None)
@@ -317,8 +317,8 @@ def _read_batch(fd: int, batch: BatchInfo) -> bytes:
 def _skip_damage(
     fd: int, directory: Path, base: int, position: int, next_offset: int, end_offset: int, state: _LoadState
 ) -> tuple[bool, int, int]:
-    """Finds the next batch after a damaged one: at the end of the damaged batch, as its length
-    states it, if an intact batch is there; otherwise through the offset index.
+    """Finds the next intact batch after a damaged one: first where the damaged batch ends according
+    to its length field, then at the positions in the offset index.
     """
     for candidate in _next_batch_positions(fd, directory, base, position):
         batch = _header_at(fd, candidate)

@@ -8,12 +8,12 @@ Invariants
     L1  appends to one partition reach its owner in the order of the calls
     L2  every append completes exactly once: with the owner's response, with an error when the owner
         dies, or with an immediate error when it cannot be sent
-    L3  an error says whether the batch may be in the log (`is_outcome_unknown`), as after the
-        owner's death
+    L3  an error says whether the batch may be in the log (`is_outcome_unknown`), for example
+        because the owner died
     L4  an append that names a leader epoch is sent only while the partition is served in that
         epoch; it also names the owner's generation, so a successor never accepts it
     L5  when the owner reports that a marker's partition is being retired and its records go to
-        another partition, the marker is written to both, and then the append completes
+        another partition, the append completes only after the marker has been written to both
 Bounds: BYTES_MAX and COUNT_MAX in flight. Further appends are refused with
 COORDINATOR_NOT_AVAILABLE, which is retriable, and nothing is written.
 
@@ -101,8 +101,8 @@ class _Append(NamedTuple):
 
 
 class LogAppender:
-    """`token_base` (bits 48 and up) is OR-ed into every token, to distinguish them from those of
-    other users of the link.
+    """`token_base` (bits 48 and up) is OR-ed into every token, so that the tokens differ from those
+    of other users of the link.
     """
 
     def __init__(self, partitions: Partitions, sender: Sender, token_base: int) -> None:
@@ -129,8 +129,9 @@ class LogAppender:
     ) -> asyncio.Future[int]:
         """Queues one record batch. The future resolves to its base offset once the batch is below
         the high watermark, or raises AppendError. `leader_epoch` -1 accepts any epoch.
-        `allows_control`: the batch may be a control batch. `is_bumped` denotes a marker of
-        transactions v2; a partition that already has it refuses it with INVALID_PRODUCER_EPOCH.
+        `allows_control`: the batch may be a control batch. `is_bumped`: a marker of
+        transactions v2; a partition that already has the marker refuses it with
+        INVALID_PRODUCER_EPOCH.
         """
         future: asyncio.Future[int] = PromptFuture(loop=asyncio.get_running_loop())
         try:

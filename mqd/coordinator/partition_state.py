@@ -18,24 +18,24 @@ class MissedEvent(NamedTuple):
     """An event that the cores must get after the next load: the partition was not loaded when the
     event was posted, or the event's effects are not written yet. `until_written_count`: the effects
     are written once the shard's `written_count` has reached this number. `select`: selects the
-    cores that the event concerns. `failed`: cores that do not get the event again, because they
-    failed on it.
+    cores that the event concerns. `failed_names`: the cores that do not get the event again,
+    because they failed on it.
     """
 
     until_written_count: int
     event: object
     select: CoreSelector
-    failed: frozenset[str] = frozenset()
+    failed_names: frozenset[str] = frozenset()
 
 
 class PartitionState:
     """One partition, whether loaded or not."""
 
     __slots__ = (
-        "epoch",
         "index",
         "last_write",
         "lazy_timer",
+        "loaded_epoch",
         "loading",
         "missed",
         "not_before_s",
@@ -50,7 +50,7 @@ class PartitionState:
         self.served: ServedPartition | None = None
         self.loading: asyncio.Task[None] | None = None
         # leader epoch of the last load; -1: none, or another host may have led the partition since
-        self.epoch = -1
+        self.loaded_epoch = -1
         self.missed: list[MissedEvent] = []  # since that load
         self.lazy_timer: asyncio.TimerHandle | None = None  # fires when lazy Persists must be written
         self.requests: set[int] = set()
@@ -59,10 +59,10 @@ class PartitionState:
         self.last_write: InlineCoroutine | None = None
 
     def forget_missed(self) -> None:
-        """Drops the posted events: another host leads the partition, or may have led it, and has
-        handled them.
+        """Drops the posted events. Called when another host leads the partition, or may have led it:
+        that host has handled them.
         """
-        self.epoch, self.missed = -1, []
+        self.loaded_epoch, self.missed = -1, []
 
 
 def expire(future: asyncio.Future[object]) -> None:

@@ -21,10 +21,10 @@ Invariants
         partition and hold newer state
     R6  a partition is loaded only when no write of a predecessor on this host is in flight: it
         could be appended after the log was read, and the cores would not have its records
-    R7  an event posted to all reaches every core that it concerns, unless the core fails on it:
-        immediately, or after each reload of its partition before the core answers any request,
-        until the core's effects are written. This holds as long as no other host has led the
-        partition, even if this host lost its lease or the partition had no leader in between.
+    R7  an event posted to all reaches every core that it concerns: immediately if the core is
+        loaded, and after each load, before the core answers any request, until the event's effects
+        are written. This ends if the core fails on the event, or if another host leads the
+        partition, but not if this host loses its lease or the partition has no leader for a time.
         `after_load` makes up for events missed while no coordinator was active
 Bounds: REQUESTS_MAX requests wait in one coordinator; further ones are refused with
 COORDINATOR_NOT_AVAILABLE. MISSED_MAX posted events wait for one partition; the oldest are dropped.
@@ -50,7 +50,7 @@ from mqd.protocol.errors import ErrorCode
 
 REQUESTS_MAX = 100_000
 MISSED_MAX = 10_000
-# between checks: POLL_S, growing to POLL_SLOW_S, while some partition is not loaded; then POLL_IDLE_S
+# interval between checks: POLL_S growing to POLL_SLOW_S if a partition is unloaded, else POLL_IDLE_S
 POLL_S, POLL_SLOW_S, POLL_IDLE_S = 0.02, 0.25, 1.0
 FIRST_CHECKS, FIRST_CHECK_S = 1000, 0.005
 LAZY_S = 0.1  # how long lazy Persists wait to be batched with others
@@ -75,7 +75,7 @@ class Coordinator:
         topic: str,
         cores: CoreFactory,
         partitions: Partitions,
-        append_log: LogAppender,
+        log_appender: LogAppender,
         now_ms: Callable[[], int],
         carry_out: Callable[[str, Effect, int], None] | None = None,
         after_load: Callable[[Core], object | None] | None = None,
@@ -85,7 +85,7 @@ class Coordinator:
         self.topic = topic
         self._cores = cores
         self._partitions = partitions
-        self._log = append_log
+        self._log = log_appender
         self._now_ms = now_ms
         self._carry_out = carry_out
         self._after_load = after_load
@@ -201,22 +201,22 @@ class Coordinator:
         the load, before they serve any request (R7).
         """
         for state in self.partition_states:
-            if state.epoch >= 0:
+            if state.loaded_epoch >= 0:
                 self._notify(state, event, lambda shard: [name for name, core in shard.items() if concerns(core)])
                 del state.missed[:-MISSED_MAX]
 
     def on_led_elsewhere(self, partition: int, leader_epoch: int) -> None:
-        """Another host leads the partition in this epoch, or may have led it up to this epoch. That
-        host has handled the posted events. If they were delivered again, they could remove what it
-        has committed since.
+        """Called when another host leads the partition in this epoch, or may have led it in an
+        epoch up to this one. That host has handled the posted events. Delivering them here again
+        could remove what that host has committed since.
         """
-        if partition < len(self.partition_states) and self.partition_states[partition].epoch <= leader_epoch:
+        if partition < len(self.partition_states) and self.partition_states[partition].loaded_epoch <= leader_epoch:
             self.partition_states[partition].forget_missed()
 
     def _notify(
         self, state: PartitionState, event: object, select: CoreSelector, failed: frozenset[str] = frozenset()
     ) -> None:
-        """Delivers the event now, and again if a load precedes the writing of its effects. If a
+        """Delivers the event now, and again after each load until its effects are written. If a
         core fails on the event, the shard is discarded, and the other cores get the event again.
         """
         shard, until_written_count = state.shard, 0
@@ -226,9 +226,9 @@ class Coordinator:
                     self._handle(state, shard, name, event, only_existing=True)
                     failed = failed if state.shard is shard else failed | {name}
             if state.shard is shard:
-                if not shard.waiting_count:
+                if not shard.unwritten_count:
                     return
-                until_written_count = shard.written_count + shard.waiting_count
+                until_written_count = shard.written_count + shard.unwritten_count
         state.missed.append(MissedEvent(until_written_count, event, select, failed))
 
     def core(self, name: str) -> Core | None:
@@ -508,7 +508,7 @@ class Coordinator:
         is_writing = state.last_write is not None and not state.last_write.done()
         if is_writing or self._loop.time() < state.not_before_s:  # R6
             return
-        state.served, state.epoch = served, served.leader_epoch
+        state.served, state.loaded_epoch = served, served.leader_epoch
         state.loading = self._loop.create_task(self._load(partition, state, served))
         self._tasks.add(state.loading)
         state.loading.add_done_callback(self._tasks.discard)

@@ -203,7 +203,7 @@ class Shard:
             self._run(name, entry, entry.core.on_loaded(now_ms))
 
     def handle(self, name: str, event: object, now_ms: int) -> None:
-        """If it raises TooLarge, the core has changed and must be discarded."""
+        """Raises TooLarge; the core has then changed and must be discarded."""
         entry = self._entries.get(name)
         if entry is None:
             entry = self._entries[name] = _CoreEntry(self._cores.make(name))
@@ -375,7 +375,8 @@ class Shard:
         self._entries.clear()
 
     @property
-    def waiting_count(self) -> int:
+    def unwritten_count(self) -> int:
+        """The number of units that are not written yet, including the one in flight."""
         return len(self._units)
 
     @property

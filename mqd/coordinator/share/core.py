@@ -1,10 +1,10 @@
 """One share-partition at the share coordinator (KIP-932): the state that its leader needs after a
 failover. Sans-I/O.
 
-The group coordinator initializes it and deletes it; the partition's leader reads it, with its
-leader epoch, and from then on writes only changes. Every write is one record, an update of the last
-snapshot; after `updates_per_snapshot` updates, or `cold_ms`, the next record is a snapshot, so that
-the records before it can be pruned.
+The group coordinator initializes and deletes the state. The partition's leader reads it,
+stating its leader epoch, and then writes only changes. Every write is one record, an update of the
+last snapshot. After `updates_per_snapshot` updates, the next record is a snapshot; `cold_ms` after the
+first update, a snapshot is written in any case. The records before a snapshot can be pruned.
 
 Invariants (check())
     P1  nothing below the start offset is kept
@@ -192,10 +192,10 @@ class SharePartition:
             return [self._error_reply(event.request, _Read, ErrorCode.FENCED_LEADER_EPOCH)]
         if event.leader_epoch == self.leader_epoch:
             return [self._read_response(event.request)]
-        was_lost = self._drop_lost_state(event.epochs)
+        has_lost_state = self._drop_lost_state(event.epochs)
         self.leader_epoch = event.leader_epoch
         # an update cannot lower the start offset
-        actions = self._snapshot(now_ms) if was_lost else self._persist((), self.start_offset, now_ms)
+        actions = self._snapshot(now_ms) if has_lost_state else self._persist((), self.start_offset, now_ms)
         return [*actions, self._read_response(event.request)]
 
     def _read_response(self, request: int) -> Reply:
@@ -210,7 +210,7 @@ class SharePartition:
         )
 
     def _drop_lost_state(self, epochs: tuple[tuple[int, int], ...]) -> bool:
-        """Drops the state of records that the log has lost (P6). Returns whether there was any."""
+        """Drops the state of records that the log has lost (P6). Returns whether there were any."""
         if not epochs:
             return False
         # whether an owner has written the state, in self.leader_epoch or earlier; if not, the only
@@ -404,9 +404,9 @@ class SharePartition:
 
 
 class SharePartitions:
-    """actions.CoreFactory. `in_order`: every record is replayed, in the order of the log (load.py)."""
+    """An actions.CoreFactory. For `replays_every_record` see load.py."""
 
-    in_order = True
+    replays_every_record = True
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

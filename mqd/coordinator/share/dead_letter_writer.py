@@ -11,8 +11,8 @@ in this order:
 
     FENCING     InitProducerId ends an open transaction of an earlier writer of this share-partition,
                 whose later steps then fail
-    LOADING     the records that are Archiving, from the share coordinator. It refuses an earlier
-                leader's writer; that writer then stops
+    LOADING     the records that are Archiving, from the share coordinator, which refuses the writer
+                of an earlier leader; that writer then stops
     READING     the progress record of the last transaction that was committed
     IDLE        nothing is Archiving
     WRITING     letters into the dead-letter topic
@@ -272,7 +272,7 @@ class DeadLetterWriter:
     # -- the progress record -----------------------------------------------------------------------
 
     def _progress(self, letters: Iterable[Letter]) -> str:
-        return Progress(self.state_epoch, self.leader_epoch, ranges_of(letter.offset for letter in letters)).text()
+        return Progress(self.state_epoch, self.leader_epoch, ranges_of(letter.offset for letter in letters)).encode()
 
     def _offsets_in_progress(self, text: str | None, end: int | None) -> set[int]:
         """The pending offsets that have a letter according to the progress record."""
@@ -310,7 +310,7 @@ class Progress(NamedTuple):
     leader_epoch: int
     ranges: list[tuple[int, int]]
 
-    def text(self) -> str:
+    def encode(self) -> str:
         """`2;state epoch;leader epoch;first-length,...`. `first` is relative to the end of the
         previous range; `-length` (the last offset minus the first) is absent for a single offset.
         """

@@ -98,7 +98,7 @@ class BelievesAnyEpoch(DeadLetterWriter):
     def _offsets_in_progress(self, text, end):
         progress = parse_progress(text or "")
         return super()._offsets_in_progress(
-            progress._replace(state_epoch=self.state_epoch).text() if progress else text, end
+            progress._replace(state_epoch=self.state_epoch).encode() if progress else text, end
         )
 
 

@@ -88,7 +88,7 @@ def dead(first: int, last: int, deliveries: int = 1) -> Run:
 
 
 def progress_of(*offsets: int) -> str:
-    return Progress(4, 7, ranges_of(offsets)).text()
+    return Progress(4, 7, ranges_of(offsets)).encode()
 
 
 def test_records_rejected_meanwhile_are_in_the_next_transaction() -> None:
@@ -115,7 +115,7 @@ def test_records_named_in_the_progress_record_have_their_dead_letter() -> None:
     assert [letter.offset for letter in writer.expect(WRITING).letters] == [5, 8, 9]
 
 
-@pytest.mark.parametrize("progress", [Progress(3, 7, [(5, 5)]).text(), "", "5", "3;4;7;5", "2;4;5", "1;4;x", "1;4"])
+@pytest.mark.parametrize("progress", [Progress(3, 7, [(5, 5)]).encode(), "", "5", "3;4;7;5", "2;4;5", "1;4;x", "1;4"])
 def test_a_progress_record_of_another_state_epoch_or_version_is_ignored(progress: str) -> None:
     assert Writer(dead(5, 5), progress=progress).expect(WRITING).letters == (Letter(5, 1),)
 

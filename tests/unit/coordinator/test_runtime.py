@@ -122,16 +122,19 @@ def test_names_are_mapped_to_partitions_as_in_kafka() -> None:
     assert partition_for("\U0001f600", 1 << 30) == 1772899 and partition_for("", 50) == 0
     # another computation of the same number
     for name in ("x" * 32767, "polygenelubricants" * 100, "\U0001f600" * 5000):
-        assert internal_topic._long_hash(name) == internal_topic._short_hash.__wrapped__(name)
+        assert internal_topic._hash_long_name(name) == internal_topic._hash_short_name.__wrapped__(name)
 
 
 def test_long_names_are_not_cached() -> None:
     """Names of thousands of groups of 32 KiB are not cached for a client."""
-    before = internal_topic._short_hash.cache_info().currsize, records._cached_prefix.cache_info().currsize
+    before = internal_topic._hash_short_name.cache_info().currsize, records._cached_prefix.cache_info().currsize
     for number in range(50):
         partition_for(f"{number}" + "x" * 30_000, 50)
         records.encode_offset_key(f"{number}" + "x" * 30_000, "t", 0)
-    assert (internal_topic._short_hash.cache_info().currsize, records._cached_prefix.cache_info().currsize) == before
+    assert (
+        internal_topic._hash_short_name.cache_info().currsize,
+        records._cached_prefix.cache_info().currsize,
+    ) == before
 
 
 def test_the_first_lookup_creates_the_topic(tmp_path: Path) -> None:
@@ -309,7 +312,7 @@ def test_responses_and_reads_wait_for_the_write(tmp_path: Path) -> None:
         assert other == (0, -1)
         await asyncio.sleep(0.02)
         assert not any(task.done() for task in [*committing, fetching])
-        assert len(broker.owners.batches) == 2 and shard_of(broker, "g").waiting_count <= 2
+        assert len(broker.owners.batches) == 2 and shard_of(broker, "g").unwritten_count <= 2
         broker.owners.hold = False
         broker.owners.release()
         assert await asyncio.gather(*committing) == [[0]] * 20 and await fetching == (0, 29)
