@@ -26,7 +26,7 @@ from mqd.cluster.membership.gossip_events import (
     SendDatagram,
     Settings,
 )
-from mqd.cluster.membership.gossip_messages import LIFE_UNIT, Entry, Seal, State, encode
+from mqd.cluster.membership.gossip_messages import LIFE_UNIT, MemberEntry, Seal, State, encode
 
 DELAY_MS = (1, 5)
 ROUND_TRIP_MS = 10
@@ -82,7 +82,7 @@ class Model:
             host = Host(core, 1 + self.rng.uniform(-DRIFT, DRIFT))
             self.hosts[number] = self.host_by_name[profile.host] = host
         every_process = State(
-            -1, -1, [Entry(host.core.membership.own_alive(), "alive", LIFE_UNIT) for host in self.hosts.values()]
+            -1, -1, [MemberEntry(host.core.membership.own_alive(), "alive", LIFE_UNIT) for host in self.hosts.values()]
         )
         self._state_bytes = len(encode(every_process))
         for number, host in self.hosts.items():

@@ -102,7 +102,7 @@ class GossipCore:
         self.counts: Counter[str] = Counter()  # datagrams by result
         self.own_time_ms = 0  # the clock minus `_stopped_ms`
         self.quiet = False  # whether changes are not forwarded to other hosts
-        self.health = Health(settings.health_max)
+        self.health = Health(settings.health_score_max)
         self.own_load: Load | None = None
         self.seal = seal
         self._effects: list[Effect] = []

@@ -22,8 +22,7 @@ class Settings(msgspec.Struct, frozen=True):
     """Times are in milliseconds of the host's own clock."""
 
     probe_interval_ms: int = 500
-    # how long to wait for a direct response; then other hosts probe on request until the interval
-    # ends
+    # how long to wait for a direct response; for the rest of the interval, other hosts probe on request
     probe_timeout_ms: int = 200
     # while a host knows this many suspects, it probes twice as often: a rack or a switch may have failed
     mass_failure_count: int = 3
@@ -38,11 +37,12 @@ class Settings(msgspec.Struct, frozen=True):
     confirmation_count: int = 3  # after this many confirmations a suspicion is as short as possible
     # when hosts learn of a suspicion, about this many of them probe the suspect immediately
     confirmer_count: int = 8
-    # Lifeguard's S: a host that receives few messages probes and suspects up to this many times slower
-    health_max: int = 8
+    # Lifeguard's S: the highest score, 0 = healthy. A host with score n probes and suspects n + 1 times
+    # more slowly
+    health_score_max: int = 8
     push_pull_interval_ms: int = 30_000
     reconnect_interval_ms: int = 2_000  # how often one dead member or missing seed is tried
-    seed_interval_ms: int = 10_000  # minimum interval of TCP exchanges with seeds once joined
+    seed_interval_ms: int = 10_000  # minimum interval between TCP exchanges with seeds once joined
     join_interval_ms: int = 500  # doubled up to join_interval_ms_max
     join_interval_ms_max: int = 10_000
     exchange_ms_max: int = 5_000  # timeout of a push-pull
@@ -55,8 +55,8 @@ class Settings(msgspec.Struct, frozen=True):
     member_count_max: int = 4_096
     response_rate_per_s: int = 200  # responses to all other hosts together
     response_burst: int = 200
-    unknown_rate_per_s: int = 50  # responses to pings of unknown hosts
-    late_ms: int = 100  # if a tick is this late, the process was stopped
+    unknown_rate_per_s: int = 50  # responses to pings from unknown hosts
+    late_ms: int = 100  # a tick that is later than this means that the process was suspended
 
 
 class Profile(msgspec.Struct, frozen=True):
@@ -127,10 +127,10 @@ class DatagramReceived(msgspec.Struct, frozen=True):
 
 class StateReceived(msgspec.Struct, frozen=True):
     """The other side's state, over an authenticated TCP connection. `exchange_id`: that of this host's
-    PushPull, or None if the other side began.
+    PushPull, or None if the other side began the exchange.
 
-    In the latter case, respond with a core.state(False) taken before this event, so that a joining host
-    learns how the others have seen it until now.
+    If the other side began, take core.state(False) before passing in this event, and respond with it:
+    a joining host must learn how the others saw it before the exchange.
     """
 
     state: State
@@ -163,8 +163,8 @@ class LoadMeasured(msgspec.Struct, frozen=True):
 
 
 class ProfileChanged(msgspec.Struct, frozen=True):
-    """This host's profile has changed (node_id and directory_id never change), and is announced in a new
-    incarnation.
+    """This host's profile has changed: any field but node_id and directory_id. The core announces it with a
+    new incarnation.
     """
 
     profile: Profile
@@ -278,7 +278,9 @@ class ControllerSeen(msgspec.Struct, frozen=True):
 
 
 class DuplicateNodeId(msgspec.Struct, frozen=True):
-    """Two live hosts have the same node id; to be logged. The registration decides which one is used."""
+    """Two live hosts have the same node id; to be logged. Registration with the controller decides which
+    host keeps it.
+    """
 
     node_id: int
     directory_ids: tuple[bytes, bytes]

@@ -10,8 +10,8 @@ suspicion.
 Invariants (check())
     G1  the incarnation of a member never falls; within one incarnation its state only moves alive
         -> suspect -> dead -> left
-    G2  a member becomes dead here only if its suspicion expires here, not before the shortest wait,
-        or if a peer sends Dead; a push-pull state alone is not enough
+    G2  a member becomes dead here only if its suspicion expires here (never before the shortest wait)
+        or a peer sends Dead; a push-pull state alone is not enough
     G3  this host refutes other hosts' statements about itself with a higher incarnation, until it
         leaves
     G5  at most member_count_max members; a full table evicts the member that died or left first,
@@ -44,10 +44,10 @@ from mqd.cluster.membership.gossip_messages import (
     LIFE_UNIT,
     Alive,
     Dead,
-    Entry,
     Identity,
     Left,
     Load,
+    MemberEntry,
     State,
     Suspect,
     Update,
@@ -83,7 +83,7 @@ class Member:
     def view(self) -> MemberView:
         return MemberView(self.profile, self.state, self.incarnation, self.since_ms, self.load)
 
-    def refutable_state(self) -> bytes:
+    def refutable_update(self) -> bytes:
         """The update to put into a datagram to this member, so that the member can refute it; empty if the
         member is considered alive.
         """
@@ -182,8 +182,8 @@ class Membership:
         return self._start_later_life(incarnation)
 
     def _start_later_life(self, incarnation: int) -> bool:
-        """Moves to a life above `incarnation`, because other hosts have seen another process with this
-        host's incarnation: its directory is an old copy, or has lost the number of starts.
+        """Moves to a life above that of `incarnation`, because other hosts have seen another process with this
+        host's incarnation: its directory is an old copy, or has lost its count of starts.
         """
         life = life_of(incarnation) + 1
         if life > LIFE_MAX:
@@ -423,12 +423,15 @@ class Membership:
 
     # -- views -------------------------------------------------------------------------------------
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[MemberEntry]:
         """The entries of a state: this host first, then all members."""
-        own = Entry(self.own_alive(), LEFT if self.has_left else ALIVE, self.incarnation, self._core.own_load)
+        own = MemberEntry(self.own_alive(), LEFT if self.has_left else ALIVE, self.incarnation, self._core.own_load)
         return [
             own,
-            *(Entry(member.profile, member.state, member.incarnation, member.load) for member in self.members.values()),
+            *(
+                MemberEntry(member.profile, member.state, member.incarnation, member.load)
+                for member in self.members.values()
+            ),
         ]
 
     def of_node(self, node_id: int) -> Member | None:

@@ -34,7 +34,7 @@ BODY_BYTES_MAX = DATAGRAM_BYTES_MAX - HEAD_BYTES
 # maximum for one update, so that it fits into a datagram after the longest header
 UPDATE_BYTES_MAX = 700
 UPDATE_COUNT_MAX = 128  # in one datagram
-MEMBER_COUNT_MAX = 4097  # in one state: the sender, and its table (Settings.member_count_max)
+MEMBER_COUNT_MAX = 4097  # in one state: the sender plus its table (Settings.member_count_max)
 STATE_BYTES_MAX = 8 << 20
 LIFE_UNIT = 1 << 24  # incarnations per life: a life has fewer refutations than this
 LIFE_MAX = (1 << 38) - 1
@@ -206,7 +206,7 @@ class PacketOut(msgspec.Struct, array_like=True, frozen=True):
 # -- states, over TCP ------------------------------------------------------------------------------
 
 
-class Entry(msgspec.Struct, array_like=True, frozen=True):
+class MemberEntry(msgspec.Struct, array_like=True, frozen=True):
     """One member as the sender of a state sees it. `state`: "alive", "suspect", "dead" or "left"."""
 
     alive: Alive
@@ -216,11 +216,11 @@ class Entry(msgspec.Struct, array_like=True, frozen=True):
 
 
 class State(msgspec.Struct, tag="state", array_like=True, frozen=True):
-    """All members that the sender knows. `wants_response`: it needs the receiver's state."""
+    """All members that the sender knows. `wants_response`: the sender needs the receiver's state."""
 
     controller_epoch: Epoch
     controller_id: NodeOrNone
-    entries: Annotated[list[Entry], Meta(max_length=MEMBER_COUNT_MAX)]
+    entries: Annotated[list[MemberEntry], Meta(max_length=MEMBER_COUNT_MAX)]
     wants_response: bool = True
 
 
@@ -246,14 +246,14 @@ _decode_stream = msgspec.msgpack.Decoder(StreamMessage).decode
 
 
 def encode_update(update: Update) -> bytes:
-    """Raises ValueError if the update is too long for a datagram: a host with such a long name, rack or
-    version cannot gossip, and reports this at its start.
+    """Returns the encoded update. Raises ValueError if it is too long for a datagram: a host with such a
+    long name, rack or version cannot gossip, and reports this when it starts.
     """
     data = encode(update)
     if len(data) > UPDATE_BYTES_MAX:
         raise ValueError(
-            f"an update of {len(data)} bytes; at most {UPDATE_BYTES_MAX} fit into a datagram: shorten the host name,"
-            " rack or version"
+            f"the gossip update has {len(data)} bytes, but at most {UPDATE_BYTES_MAX} fit into a datagram: shorten the"
+            " host name, rack or version"
         )
     return data
 
@@ -301,7 +301,7 @@ class Seal:
     def open(self, data: bytes) -> Packet:
         """Returns the packet if its sender has the key; the core checks for replays. Raises Refused."""
         if not HEAD_BYTES < len(data) <= DATAGRAM_BYTES_MAX:
-            raise Refused(f"{len(data)} bytes")
+            raise Refused(f"a datagram of {len(data)} bytes")
         if data[:4] != MAGIC:
             raise Refused("not an mqd datagram, or one of another version")
         body = data[HEAD_BYTES:]

@@ -65,8 +65,8 @@ class Health:
 
 
 class Suspicion:
-    """Lifeguard's suspicion: lasts long while no other host confirms it, and shorter with each
-    confirmation by another host (logarithmically: the first has the largest effect).
+    """Lifeguard's suspicion: lasts long while no other host confirms it. Each confirmation by another host
+    shortens it (logarithmically: the first one has the largest effect).
     """
 
     __slots__ = ("_confirmations_max", "_longest_ms", "_shortest_ms", "confirmers", "since_ms")
@@ -126,7 +126,7 @@ class Broadcasts:
             del self._levels[level][key]
 
     def take(self, bytes_max: int, count_max: int, sends_max: int) -> list[bytes]:
-        """Returns updates for one datagram. An update is removed when it was sent `sends_max` times."""
+        """Returns updates for one datagram. An update is removed once it has been sent `sends_max` times."""
         taken: list[tuple[int, Hashable, bytes]] = []
         for sent_count, level in enumerate(self._levels):
             for key, data in level.items():

@@ -42,17 +42,19 @@ RELAY_COUNT_MAX = 256
 
 
 class Probe:
-    __slots__ = ("identity", "incarnation", "nacks", "relays")
+    __slots__ = ("helpers", "identity", "incarnation", "nack_count")
 
     def __init__(self, identity: Identity, incarnation: int) -> None:
         self.identity = identity
         self.incarnation = incarnation
-        self.relays: list[Identity] = []
-        self.nacks = 0
+        self.helpers: list[Identity] = []
+        self.nack_count = 0
 
 
 class Relay:
-    """A ping on behalf of another host: that host as (directory id, life), its address and its probe id."""
+    """A ping on behalf of another host. `requester`: that host, as (directory id, life); `host`, `port`: its
+    address; `probe_id`: the id of its probe.
+    """
 
     __slots__ = ("host", "port", "probe_id", "requester")
 
@@ -99,7 +101,7 @@ class Prober:
         self._is_successors_turn = False
         self._order: list[Identity] = []
         self._next_index = 0
-        self._waiting: set[Identity] = set()  # the members in `_order` from `_next_index` on
+        self._waiting: set[Identity] = set()  # the members in _order[_next_index:]
         self.probes: dict[int, Probe] = {}
         self._probe_ids: dict[Identity, int] = {}
         self._relays: dict[int, Relay] = {}
@@ -173,7 +175,7 @@ class Prober:
         core.after(core.settings.probe_interval_ms * multiplier, self._on_probe_ended, probe_id)
 
     def _new_id(self) -> int:
-        """An unpredictable probe id, so that an unsolicited Ack is ignored."""
+        """An unpredictable probe id, so that a forged Ack matches no probe."""
         return self._core.rng.getrandbits(62)
 
     def _ping(self, member: Member, probe_id: int) -> None:
@@ -181,7 +183,7 @@ class Prober:
         core.send_to(
             member,
             Ping(probe_id, core.membership.profile.host, core.membership.profile.port),
-            [refutable] if (refutable := member.refutable_state()) else [],
+            [refutable] if (refutable := member.refutable_update()) else [],
         )
 
     def on_suspected(self, member: Member, by: int) -> None:
@@ -191,7 +193,7 @@ class Prober:
         """
         core = self._core
         if by == core.membership.identity[0]:
-            core.send_to(member, None, [member.refutable_state()])
+            core.send_to(member, None, [member.refutable_update()])
             core.gossip_now()
         elif core.rng.random() * core.membership.count < core.settings.confirmer_count:
             self.probe(member.identity)
@@ -217,7 +219,7 @@ class Prober:
             helper = core.membership.members[identity]
             if helper.state != ALIVE:
                 continue
-            probe.relays.append(identity)
+            probe.helpers.append(identity)
             target = member.profile
             # two thirds of the remaining time, so that a Nack arrives before the interval ends
             request = PingRequest(
@@ -240,7 +242,7 @@ class Prober:
         member = core.membership.members.get(probe.identity) if probe is not None else None
         if probe is None or member is None or member.state in (DEAD, LEFT):
             return
-        core.health.worsen(len(probe.relays) - probe.nacks if probe.relays else 1)
+        core.health.worsen(len(probe.helpers) - probe.nack_count if probe.helpers else 1)
         if member.incarnation == probe.incarnation:
             core.membership.on_suspect(Suspect(*probe.identity, member.incarnation, core.membership.identity[0]))
 
@@ -261,12 +263,12 @@ class Prober:
         if not (core.may_respond_to_unknown() if is_unknown else core.may_respond()):
             return
         member = core.membership.members.get((packet.node_id, packet.directory_id))
-        urgent = [refutable] if member is not None and (refutable := member.refutable_state()) else []
+        urgent = [refutable] if member is not None and (refutable := member.refutable_update()) else []
         if any((update.node_id, update.directory_id) == core.membership.identity for update in packet.updates):
             # this host's refutation, even if it was sent long ago, has not reached the sender
             urgent.append(core.membership.own_update)
         if is_unknown:
-            # without queued updates, whose transmissions replayed pings could use up
+            # no queued updates: each is sent only a few times, and replayed pings could use these up
             urgent = [core.membership.own_update]
         core.send(
             (packet.directory_id, life_of(packet.incarnation)),
@@ -281,7 +283,7 @@ class Prober:
         probe = self.probes.get(ack.probe_id)
         if probe is not None and (
             probe.identity == (packet.node_id, packet.directory_id)
-            or (packet.node_id, packet.directory_id) in probe.relays
+            or (packet.node_id, packet.directory_id) in probe.helpers
         ):
             self.on_response(ack.probe_id)
             return
@@ -291,8 +293,8 @@ class Prober:
 
     def on_nack(self, packet: Packet, nack: Nack) -> None:
         probe = self.probes.get(nack.probe_id)
-        if probe is not None and (packet.node_id, packet.directory_id) in probe.relays:
-            probe.nacks = min(probe.nacks + 1, len(probe.relays))
+        if probe is not None and (packet.node_id, packet.directory_id) in probe.helpers:
+            probe.nack_count = min(probe.nack_count + 1, len(probe.helpers))
 
     def on_ping_request(self, packet: Packet, request: PingRequest) -> None:
         core = self._core
@@ -308,7 +310,7 @@ class Prober:
             request.target_host,
             request.target_port,
             Ping(relay_id, own.host, own.port),
-            [refutable] if target is not None and (refutable := target.refutable_state()) else [],
+            [refutable] if target is not None and (refutable := target.refutable_update()) else [],
         )
         core.after(request.wait_ms, self._on_relay_ended, relay_id)
 

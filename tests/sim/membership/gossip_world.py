@@ -349,7 +349,7 @@ class World:
         health allows, and the longest suspicion; its propagation may take as long again.
         """
         s = self.settings
-        probe = 2 * s.probe_interval_ms * (s.health_max + 1)
+        probe = 2 * s.probe_interval_ms * (s.health_score_max + 1)
         return int((probe + s.suspicion_multiplier * s.suspicion_factor_max * s.probe_interval_ms) * 1.2) + 2_000
 
     def _judge_death(self, observer: Host, identity: tuple[int, bytes]) -> None:

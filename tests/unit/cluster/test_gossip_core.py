@@ -29,9 +29,9 @@ from mqd.cluster.membership.gossip_messages import (
     Ack,
     Alive,
     Dead,
-    Entry,
     Left,
     Load,
+    MemberEntry,
     Nack,
     PacketOut,
     Ping,
@@ -97,7 +97,7 @@ class Bench:
         self.peers = {number: Peer(number) for number in range(2, count + 1)}
         self.give(events.Started())
         self.give(
-            events.StateReceived(State(-1, -1, [Entry(alive(number), ALIVE, LIFE_UNIT) for number in self.peers]))
+            events.StateReceived(State(-1, -1, [MemberEntry(alive(number), ALIVE, LIFE_UNIT) for number in self.peers]))
         )
         self.give(events.Tick(), 5)
 
@@ -198,8 +198,8 @@ def test_before_joining_a_known_life_is_an_old_copy() -> None:
                 3,
                 2,
                 [
-                    Entry(alive(2), ALIVE, LIFE_UNIT),
-                    Entry(alive(1).__class__(1, DIRECTORY, LIFE_UNIT, "old", 1), DEAD, LIFE_UNIT),
+                    MemberEntry(alive(2), ALIVE, LIFE_UNIT),
+                    MemberEntry(alive(1).__class__(1, DIRECTORY, LIFE_UNIT, "old", 1), DEAD, LIFE_UNIT),
                 ],
             ),
             push.exchange_id,
@@ -245,7 +245,11 @@ def test_a_state_does_not_declare_hosts_dead() -> None:
             State(
                 -1,
                 -1,
-                [Entry(alive(2), ALIVE, LIFE_UNIT), Entry(alive(3), DEAD, LIFE_UNIT), Entry(alive(9), DEAD, LIFE_UNIT)],
+                [
+                    MemberEntry(alive(2), ALIVE, LIFE_UNIT),
+                    MemberEntry(alive(3), DEAD, LIFE_UNIT),
+                    MemberEntry(alive(9), DEAD, LIFE_UNIT),
+                ],
             )
         )
     )
@@ -491,7 +495,7 @@ def test_the_longest_datagram() -> None:
         )
         for n in range(20)
     ]
-    core.handle(events.StateReceived(State(-1, -1, [Entry(one, ALIVE, one.incarnation) for one in longest])), 1)
+    core.handle(events.StateReceived(State(-1, -1, [MemberEntry(one, ALIVE, one.incarnation) for one in longest])), 1)
     sizes = [
         len(effect.data)
         for now in range(1, 3_000, 10)
@@ -507,7 +511,7 @@ def test_names_that_do_not_fit_are_refused_at_the_start() -> None:
 
 
 def test_states_are_checked() -> None:
-    good = encode(State(-1, -1, [Entry(alive(2), ALIVE, LIFE_UNIT)]))
+    good = encode(State(-1, -1, [MemberEntry(alive(2), ALIVE, LIFE_UNIT)]))
     assert decode_stream(good).entries[0].alive.node_id == 2
     for bad in (
         b"",
