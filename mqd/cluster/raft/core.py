@@ -350,8 +350,8 @@ class QuorumCore(QuorumTransitions):
             self.send(sender, FetchResponse(self.generation, self.epoch, self.leader, self.key, fetch.sequence, 0))
 
     def _on_overtaken(self, epoch: int, now_ns: int) -> None:
-        """Another replica fetches in a newer epoch, and cannot return to this one. So a leader gives up
-        its lease, and a voter soon starts an election in a newer epoch.
+        """Another replica fetches in a newer epoch, and cannot return to the older one. So a leader gives
+        up its lease, and a voter soon starts an election in a newer epoch.
         """
         if self.leading is not None:
             self.leading.resign(f"a replica is already in epoch {epoch}", now_ns, campaign_again=True)

@@ -75,8 +75,8 @@ class Election:
             core.become_leader(now_ns)
 
     def on_tick(self, now_ns: int) -> None:
-        """Handles the timeout. While this replica's own vote is being written to disk, no request for
-        votes has been sent yet.
+        """Handles the timeout. Restarts it while this replica's own vote is being written to disk, because
+        the requests for votes are not sent before it is durable.
         """
         if self.core.is_vote_pending:
             self.deadline_ns = now_ns + self.core.settings.promise_ns // 4

@@ -77,8 +77,8 @@ class VoteState(msgspec.Struct, frozen=True, array_like=True):
 
     epoch: int = 0
     voted_for: ReplicaKey | None = None  # in `epoch`
-    # The last leader that this replica followed, in any epoch: it may hold a promise. None if this
-    # replica has voted since, because then no leader still held one.
+    # The last leader that this replica followed, in any epoch, which may still hold this replica's
+    # promise. None if this replica has voted since: it votes only when no leader holds its promise.
     followed: ReplicaKey | None = None
 
 
@@ -90,7 +90,7 @@ class Stored(msgspec.Struct, frozen=True):
     vote: VoteState = VoteState()
     snapshot: SnapshotMeta | None = None  # already loaded by the state machine
     snapshot_bytes: int = 0
-    # durable, from the snapshot's offset on (the first may begin before it)
+    # durable; contiguous from the snapshot's offset (the first batch may begin before it)
     batches: tuple[Batch, ...] = ()
     committed_offset: int = 0  # known to be committed; 0 is always valid
 

@@ -103,8 +103,8 @@ def decode_batch(header: BatchInfo, data: bytes, position: int) -> Batch:
 
 
 def find_later_batch(data: bytes, position: int, base_offset: int) -> int:
-    """The position of a complete batch with a later offset after `position`, or -1. Computes the checksum
-    only for candidates with a plausible header.
+    """Returns the position, after `position`, of a complete batch with a later offset; -1 = none. Computes
+    the checksum only for candidates with a plausible header.
     """
     magic_position = data.find(b"\2", position + 17)
     while magic_position >= 0:

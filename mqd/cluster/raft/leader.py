@@ -129,7 +129,7 @@ class Leadership:
                 return
             self.core.emit(
                 Note(
-                    "the leadership of the metadata quorum was not transferred: its successor did not catch up",
+                    "the leadership of the metadata quorum was not transferred: the successor did not catch up",
                     (("to", str(to)),),
                 )
             )
@@ -167,7 +167,7 @@ class Leadership:
         if proposal.base_offset is not None and proposal.base_offset != core.log.end_offset:
             return f"it was made for offset {proposal.base_offset}, but the log ends at {core.log.end_offset}"
         if not proposal.values or size > BATCH_BYTES_MAX:
-            return f"{size} bytes in one change; at most {BATCH_BYTES_MAX}"
+            return f"the change has {size} bytes; it must have 1 to {BATCH_BYTES_MAX}"
         if core.log.bytes_after(core.high_watermark) + size > core.settings.uncommitted_bytes_max:
             return TOO_MANY_UNCOMMITTED
         return ""
