@@ -221,7 +221,7 @@ class Process:
         is_same_host = broker is not None and broker.directory_id in ("", directory_text(self.key.directory_id))
         known_paths = broker.directories if broker is not None and is_same_host else {}
         used_ids = (
-            {directory for node, directory in state.partition_counts if node == self.node_id and directory}
+            {directory for node, directory in state.directory_replica_counts if node == self.node_id and directory}
             if is_same_host
             else set()
         )

@@ -206,7 +206,7 @@ class HostGossip:
     def _gossip_load(self) -> None:
         state, node_id = self._shell.metadata.committed, self._shell.node_id
         broker = state.brokers.get(node_id)
-        replicas = sum(count for (node, _), count in state.partition_counts.items() if node == node_id)
+        replicas = sum(count for (node, _), count in state.directory_replica_counts.items() if node == node_id)
         self.gossip.handle(
             events.LoadMeasured(
                 broker_epoch=broker.epoch if broker is not None else -1,

@@ -19,15 +19,15 @@ def controller_options(config: Mapping[str, str]) -> ControllerOptions:
         session_ms=_number(config, "broker.session.timeout.ms"),
         heartbeat_ms=_number(config, "broker.heartbeat.interval.ms"),
         replication_delay_ms=_number(config, "replication.recovery.delay.ms"),
-        drain_moves_max=_number(config, "replica.moves.max"),
+        replica_moves_max=_number(config, "replica.moves.max"),
         shutdown_moves_max=_number(config, "controlled.shutdown.transfers.max"),
         shutdown_wait_ms=_number(config, "controlled.shutdown.wait.ms"),
         retire_barrier_ms=_number(config, "partition.retire.barrier.ms"),
         retire_grace_ms=_number(config, "partition.retire.grace.ms"),
         unclean_elections=broker_value(config, "unclean.leader.election.enable") is True,
         token_check_ms=_number(config, "delegation.token.expiry.check.interval.ms"),
-        balance_check_ms=_number(config, "leader.imbalance.check.interval.seconds") * 1000,
-        balance_percent=_number(config, "leader.imbalance.per.broker.percentage") if balances else 100,
+        leader_balance_check_ms=_number(config, "leader.imbalance.check.interval.seconds") * 1000,
+        leader_imbalance_percent=_number(config, "leader.imbalance.per.broker.percentage") if balances else 100,
     )
 
 

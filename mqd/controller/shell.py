@@ -469,7 +469,7 @@ class Shell:
 
     @staticmethod
     def _log_published(action: metadata_core.Publish) -> None:
-        for topic in action.removed:
+        for topic in action.removed_topics:
             log.info("topic deleted", topic=topic.name, topic_id=topic.topic_id.hex())
         for topic in action.topics:
             log.debug("topic changed", topic=topic.name, partitions=len(topic.partitions), version=action.version)

@@ -222,7 +222,7 @@ class Reports:
         usable = {entry.directory_id for entry in self._registration.directories if entry.usable}
         unusable = {
             name
-            for (node, name), count in self._state.partition_counts.items()
+            for (node, name), count in self._state.directory_replica_counts.items()
             if node == self.node_id and count and name not in usable and (name or not usable)
         }
         if unusable:

@@ -162,7 +162,7 @@ class HostCore(TopicImages):
         """
         if (
             event.topics
-            or event.removed
+            or event.removed_topics
             or event.broker_config is not None
             or event.brokers_changed
             or event.settings_changed
@@ -174,9 +174,9 @@ class HostCore(TopicImages):
         parts: list[messages.Part] = []
         if event.brokers_changed:
             parts.append(self._brokers())
-        for topic in event.removed:
+        for topic in event.removed_topics:
             parts += self._remove(topic)
-        changed_indexes = dict(event.partitions)
+        changed_indexes = dict(event.changed_partitions)
         for topic in event.topics:
             parts += self._topic_changes(topic, changed_indexes.get(topic.name), actions)
         if event.broker_config is not None:
@@ -195,7 +195,7 @@ class HostCore(TopicImages):
             parts.append(messages.AclsPut(event.version, put, list(event.acls_removed)))
         if parts:  # H7
             actions += self._broadcast(parts[0] if len(parts) == 1 else messages.MessageList(self._version, parts))
-        for group_id in event.groups:
+        for group_id in event.changed_groups:
             config = self._state.group_configs.get(group_id, {})
             actions += self._broadcast(messages.GroupConfigPut(self._version, group_id, config), role="acceptor")
         for name in event.client_metrics:

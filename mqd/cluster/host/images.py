@@ -229,7 +229,7 @@ class TopicImages(HostCommands):
         )
 
     def _choose_directory(self, key: Partition) -> str:
-        counts = {name: self._state.partition_counts.get((self.node_id, name), 0) for name in self._log_dirs}
+        counts = {name: self._state.directory_replica_counts.get((self.node_id, name), 0) for name in self._log_dirs}
         for name in self._chosen_directories.values():
             counts[name] += 1
         chosen = choose_directory(

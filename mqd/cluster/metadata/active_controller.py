@@ -1,5 +1,5 @@
-"""The active controller's state that is not in the metadata, and its work: brokers' sessions, in-sync
-set proposals, replicas to move, leaderships to return to preferred leaders. Sans-I/O.
+"""The active controller: its decisions, and the state that it keeps outside the metadata (brokers'
+sessions, in-sync set proposals, planned moves of replicas and leaderships). Sans-I/O.
 
 The object exists from BecameActive to Resigned, so all timers restart with the next controller (L2).
 It does not change the metadata: it reads the metadata core's latest state and returns records,
@@ -66,7 +66,7 @@ class ActiveController(Maintenance):
             node: offset for node, offset in self._fencing_offsets.items() if offset < state.version
         }
         self.proposals.on_persist_failed(state.version)
-        self._phases.clear()
+        self._retirement_phases.clear()
 
     def set_reported_directories(self, node: int, reports: Iterable[peer.DirectoryReport | Directory]) -> None:
         self._reported_directories[node] = tuple(
@@ -113,7 +113,7 @@ class ActiveController(Maintenance):
         for node in nodes:
             self._end_session(node, now_ms)
             self._fencing_offsets[node] = state.version
-        if self._phases:
+        if self._retirement_phases:
             # a retired partition must be led by the same host as its redirect target: check this now
             self._next_upkeep_ms = now_ms
         return broker_rules.fence(state, nodes, self._cannot_serve_predicate(state))
@@ -232,8 +232,8 @@ class ActiveController(Maintenance):
         return []
 
     def _cancel_shutdown(self, state: MetadataState, node: int) -> list[Record]:
-        """Cancels the shutdown that a broker's controller process requested before it died: the next
-        process does not repeat the request.
+        """Cancels a shutdown that the broker no longer requests: the controller process that requested it
+        has died, and the next process does not repeat the request.
         """
         self._shutdowns.pop(node, None)
         return [BrokerChanged(node, state.brokers[node].epoch, in_controlled_shutdown=False)]
@@ -252,28 +252,31 @@ class ActiveController(Maintenance):
         return broker.epoch == message.broker_epoch
 
     def _is_for_this_controller(self, message: peer.ProofOfDeath) -> bool:
-        """Whether the proof has the epoch of this controller, or of its direct predecessor, which ended
-        together with the broker.
+        """Whether the proof names the epoch of this controller, or names the previous epoch and says that
+        its controller died with the broker.
         """
         return message.controller_epoch == self.epoch or (
             message.led and message.controller_epoch == self._previous_epoch
         )
 
     def on_workers_died(self, state: MetadataState, message: peer.WorkersDied) -> list[Record]:
-        """Skips partitions that have changed in the meantime. If enough other replicas of a
-        partition are in sync, the replica of the dead process leaves the in-sync set, so that
-        another replica leads, or the leader stops waiting for it; the next process has the
-        replica's files and catches up quickly. Otherwise the replica remains the leader, in a new
-        epoch: it is better that clients wait for the next process than that their requests are
+        """Handles the partitions that the dead workers served, except those that have changed since.
+
+        If enough other replicas of a partition are in sync, the replica of the dead process leaves
+        the in-sync set: another replica leads, or the leader stops waiting for it. The next process
+        has the replica's files and catches up quickly. Otherwise a leader remains the leader, in a
+        new epoch: it is better that clients wait for the next process than that their requests are
         refused.
         """
         broker = state.brokers.get(message.node_id)
         if broker is None or broker.epoch != message.broker_epoch:
             return []
         view = self.view(state)
-        return view.changes(self._without_dead_process(view, message), leaving=message.node_id)
+        return view.changes(self._targets_without_dead_process(view, message), leaving=message.node_id)
 
-    def _without_dead_process(self, view: View, message: peer.WorkersDied) -> Iterator[tuple[TopicState, Target]]:
+    def _targets_without_dead_process(
+        self, view: View, message: peer.WorkersDied
+    ) -> Iterator[tuple[TopicState, Target]]:
         node, seen = message.node_id, set()
         reports = [(topic_id, index, epoch, True) for topic_id, index, epoch in message.partitions]
         reports += [(topic_id, index, epoch, False) for topic_id, index, epoch in message.followed]
@@ -374,19 +377,19 @@ class ActiveController(Maintenance):
             if (partition.leader, partition.leader_epoch) != (message.node_id, epoch):
                 continue
             if partition.retiring == RETIRE_HIDDEN:
-                self._unused.setdefault(topic_id, {})[index] = (epoch, self._ticked_ms)
+                self._unused_partitions.setdefault(topic_id, {})[index] = (epoch, self._ticked_ms)
             if partition.retiring != RETIRE_REDIRECTED:
                 continue
-            self._emptied.setdefault(topic_id, {})[index] = epoch
+            self._emptied_partitions.setdefault(topic_id, {})[index] = epoch
             newly_emptied[topic_id] = None
         for topic_id in newly_emptied:
             topic = state.topics[state.topics_by_id[topic_id]]
-            emptied = self._emptied[topic_id]
+            emptied = self._emptied_partitions[topic_id]
             if all(
                 partition.index in emptied for partition in topic.partitions[retire_rules.first_retiring_index(topic) :]
             ):
                 records += retire_rules.hide(view, topic)
-                del self._emptied[topic_id]
+                del self._emptied_partitions[topic_id]
         return records
 
     def tick(self, state: MetadataState, now_ms: int, lease_valid: bool, wall_ms: int = 0) -> list[Record]:
@@ -415,17 +418,17 @@ class ActiveController(Maintenance):
             self._next_upkeep_ms = now_ms + UPKEEP_MS
             self.proposals.prune(state)
             return self._upkeep(state, now_ms)
-        if now_ms >= self._next_balance_ms:
-            self._next_balance_ms = now_ms + self._options.balance_check_ms
+        if now_ms >= self._next_leader_balance_ms:
+            self._next_leader_balance_ms = now_ms + self._options.leader_balance_check_ms
             stable = {
-                node: now_ms - since >= self._options.balance_stable_ms
+                node: now_ms - since >= self._options.leader_balance_stable_ms
                 for node, since in self._unfenced_since_ms.items()
             }
-            moves_max = self._options.balance_moves_max
+            moves_max = self._options.leader_moves_max
             changes = election_rules.elect_preferred_leaders(
-                self.view(state), stable, self._options.balance_percent, moves_max
+                self.view(state), stable, self._options.leader_imbalance_percent, moves_max
             )
             if len(changes) >= moves_max:
-                self._next_balance_ms = now_ms  # as in Kafka, the rest does not wait for the next check
+                self._next_leader_balance_ms = now_ms  # as in Kafka, the rest does not wait for the next check
             return group_changes(changes)
         return []

@@ -26,7 +26,7 @@ from mqd.cluster.metadata.rules.configs import RESOURCE_TOPIC, ConfigRules
 from mqd.cluster.metadata.state import MetadataState
 from mqd.protocol.errors import ErrorCode
 
-RESULTS_MAX = 200_000  # partitions in one request
+PARTITIONS_PER_REQUEST_MAX = 200_000
 
 
 class Decision(NamedTuple):
@@ -135,8 +135,11 @@ def _change_each(
 def _alter_reassignments(
     context: rules.PlacementContext, change: messages.AlterReassignments, request_id: int
 ) -> Decision:
-    if len(change.partitions) > RESULTS_MAX:
-        raise Refusal(ErrorCode.INVALID_REQUEST, f"At most {RESULTS_MAX} partitions in one request.")
+    if len(change.partitions) > PARTITIONS_PER_REQUEST_MAX:
+        raise Refusal(
+            ErrorCode.INVALID_REQUEST,
+            f"The request has {len(change.partitions)} partitions; at most {PARTITIONS_PER_REQUEST_MAX} are allowed.",
+        )
 
     def make_change(position: int, topic: TopicState, partition: PartitionState) -> PartitionChange | None:
         target = change.partitions[position].replicas
@@ -180,7 +183,7 @@ def _balance(
     names = None if change.topics is None else frozenset(change.topics)
     for name in sorted(names or ()):
         rules.existing_topic(state, name)
-    nodes = context.view.nodes()
+    nodes = context.view.placement_nodes()
     moves = placement.plan_balance(
         state, nodes, lambda name: names is None or name in names, full=context.directories.full_hosts(nodes)
     )

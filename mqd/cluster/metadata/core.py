@@ -361,7 +361,7 @@ class MetadataCore(LogTail):
     ) -> list[Action]:
         """Answers once all records that the response depends on are committed. If more than
         PEER_RESPONSES_WAITING_MAX responses wait, the oldest is dropped, as if it had been lost on its
-        way; but not the response to a change, which is never repeated.
+        way. The response to a change is not dropped, because brokers do not repeat changes.
         """
         actions = self._persist(records)
         self._waiting_peer_responses.append(WaitingPeerResponse(node_id, message, self.tail.version))
@@ -416,7 +416,7 @@ class MetadataCore(LogTail):
         return [SendPeer(node_id, response)]
 
     def _on_persist_failed(self, event: PersistFailed, now_ms: int) -> list[Action]:
-        """Drops all batches after the kept ones and answers their requests with KAFKA_STORAGE_ERROR,
+        """Drops all batches after `kept_version` and answers their requests with KAFKA_STORAGE_ERROR,
         which is retriable. Brokers repeat their own requests, but not the changes that they forward.
         """
         if event.attempt >= 0 and event.attempt != self._attempt:

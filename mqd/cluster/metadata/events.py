@@ -165,14 +165,14 @@ class Publish(msgspec.Struct, frozen=True):
 
     version: int
     topics: tuple[TopicState, ...] = ()
-    removed: tuple[TopicState, ...] = ()
+    removed_topics: tuple[TopicState, ...] = ()
     broker_config: dict[str, str] | None = None
     brokers_changed: bool = False
-    groups: tuple[str, ...] = ()  # consumer groups whose configuration has changed
+    changed_groups: tuple[str, ...] = ()  # consumer groups whose configuration has changed
     client_quotas_changed: bool = False
     features_changed: bool = False
     # for some of `topics`, the only partitions that changed; the other topics changed as a whole
-    partitions: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    changed_partitions: tuple[tuple[str, tuple[int, ...]], ...] = ()
     # topics, in their earlier state, whose partitions from this index on were removed; their new state is
     # in `topics`
     removed_partitions: tuple[tuple[TopicState, int], ...] = ()

@@ -51,7 +51,8 @@ FIFO_LEVEL = 7  # support share.fifo
 STREAMS_GROUPS_LEVEL = 8  # have streams groups
 VIEWS_LEVEL = 9  # serve topics without partitions of their own (views)
 ACKS_REPLICAS_LEVEL = 10  # support acks.replicas as leaders
-# "mqd.version=0,...": this process supports no higher level; for tests with hosts of two versions
+# An environment variable with the highest levels that this process supports ("mqd.version=0,..."), for
+# tests with hosts of two versions.
 CAP_VARIABLE = "MQD_TEST_FEATURES"
 # feature -> the first and last level that a host supports; a missing feature means 0 to 0
 Ranges = Mapping[str, tuple[int, int]]
@@ -62,7 +63,7 @@ class Feature(NamedTuple):
     # supported levels, both inclusive; level 0 is always allowed for a feature that starts at 0
     first: int
     last: int
-    unset: int  # the level if the metadata log has none; never changes (V5)
+    unset_level: int  # the level if the metadata log has none; never changes (V5)
     doc: str
 
 
@@ -151,7 +152,7 @@ def supported_levels(ranges: Ranges) -> Ranges:
     is treated as supporting the unset levels. (It sends its levels of the other features when it
     registers.)
     """
-    return ranges or {feature.name: (feature.unset, feature.unset) for feature in FEATURES.values()}
+    return ranges or {feature.name: (feature.unset_level, feature.unset_level) for feature in FEATURES.values()}
 
 
 def levels(finalized: Mapping[str, int]) -> dict[str, int]:
@@ -160,7 +161,7 @@ def levels(finalized: Mapping[str, int]) -> dict[str, int]:
     does not serve: V3).
     """
     return {
-        name: min(max(finalized.get(name, feature.unset), feature.first), feature.last)
+        name: min(max(finalized.get(name, feature.unset_level), feature.first), feature.last)
         for name, feature in FEATURES.items()
     }
 
@@ -188,7 +189,7 @@ def has_dead_letters(current: Mapping[str, int]) -> bool:
 
 def in_force(finalized: Mapping[str, int]) -> dict[str, int]:
     """The current levels, including unknown features and levels that this host does not support."""
-    return {name: feature.unset for name, feature in FEATURES.items()} | dict(finalized)
+    return {name: feature.unset_level for name, feature in FEATURES.items()} | dict(finalized)
 
 
 def describe_unsupported(finalized: Mapping[str, int], ranges: Ranges) -> str:
@@ -208,4 +209,4 @@ def needed_level(record: Record) -> int:
 
 def founding_levels() -> dict[str, int]:
     """The levels of a new cluster that differ from the unset levels."""
-    return {feature.name: feature.last for feature in FEATURES.values() if feature.last != feature.unset}
+    return {feature.name: feature.last for feature in FEATURES.values() if feature.last != feature.unset_level}

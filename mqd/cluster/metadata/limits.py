@@ -34,7 +34,7 @@ def image_bytes(state: MetadataState) -> int:
     return (
         TOPIC_BYTES * len(state.topics)
         + PARTITION_BYTES * state.partition_count
-        + REPLICA_BYTES * sum(state.partition_counts.values())
+        + REPLICA_BYTES * sum(state.directory_replica_counts.values())
     )
 
 

@@ -47,7 +47,7 @@ INT64_MAX = (1 << 63) - 1
 
 
 class Batch(msgspec.Struct):
-    records: tuple[Record, ...]  # empty: control records of the quorum
+    records: tuple[Record, ...]  # empty if the quorum appended its own control records
     version: int
 
 

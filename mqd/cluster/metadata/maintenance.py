@@ -35,7 +35,7 @@ UNSERVED_HEARTBEATS = 3
 # For this long after such a report, the replica does not take over from another one that fails, so
 # that two such replicas do not pass leadership back and forth.
 UNSERVED_MS = 30_000
-UPKEEP_MS = 1_000  # how often replicas that are being moved are checked
+UPKEEP_MS = 1_000  # interval between calls of _upkeep()
 # A leader's report that a hidden partition is unused stays valid for this long; it is repeated
 # every second.
 UNUSED_MS = 5_000
@@ -92,13 +92,13 @@ class Maintenance:
         self._balanced_topics: frozenset[str] | None = None
         # (node id, partition) -> when it was last reported as not served there
         self._unserved_reports_ms: dict[tuple[int, tuple[bytes, int]], int] = {}
-        self._phases: dict[bytes, tuple[int, int]] = {}  # topic id -> (phase, since when in ms)
+        self._retirement_phases: dict[bytes, tuple[int, int]] = {}  # topic id -> (phase, since when in ms)
         # topic id -> partition -> leader epoch in which it was reported empty
-        self._emptied: dict[bytes, dict[int, int]] = {}
+        self._emptied_partitions: dict[bytes, dict[int, int]] = {}
         # topic id -> hidden partition -> (leader epoch, time) of the last report that no client
         # writes to it
-        self._unused: dict[bytes, dict[int, tuple[int, int]]] = {}
-        self._next_balance_ms = now_ms + options.balance_check_ms
+        self._unused_partitions: dict[bytes, dict[int, tuple[int, int]]] = {}
+        self._next_leader_balance_ms = now_ms + options.leader_balance_check_ms
         self._next_upkeep_ms = now_ms
         self._next_token_check_ms = now_ms
         # partition of an internal topic -> since when its new replica has had no space on its disk
@@ -161,17 +161,17 @@ class Maintenance:
         view = self.view(state)
         for topic in state.topics.values():
             if not retire_rules.is_retiring(topic):
-                self._phases.pop(topic.topic_id, None)
-                self._unused.pop(topic.topic_id, None)
+                self._retirement_phases.pop(topic.topic_id, None)
+                self._unused_partitions.pop(topic.topic_id, None)
                 continue
             phase = retire_rules.phase(topic)
             moves = retire_rules.colocate(view, topic, self.directories(state))
             if moves:
                 records += group_changes(moves)
                 continue
-            recorded = self._phases.get(topic.topic_id)
+            recorded = self._retirement_phases.get(topic.topic_id)
             if recorded is None or recorded[0] != phase:
-                recorded = self._phases[topic.topic_id] = (phase, now_ms)
+                recorded = self._retirement_phases[topic.topic_id] = (phase, now_ms)
             waited_ms = now_ms - recorded[1]
             records += retire_rules.seal(view, topic)
             if phase == RETIRE_SEALED and waited_ms >= self._options.retire_barrier_ms:
@@ -180,17 +180,17 @@ class Maintenance:
                 phase == RETIRE_HIDDEN and waited_ms >= self._options.retire_grace_ms and self._is_unused(topic, now_ms)
             ):
                 records += retire_rules.remove(view, topic)
-        for topic_id in [topic_id for topic_id in self._phases if topic_id not in state.topics_by_id]:
-            del self._phases[topic_id]
-            self._emptied.pop(topic_id, None)
-            self._unused.pop(topic_id, None)
+        for topic_id in [topic_id for topic_id in self._retirement_phases if topic_id not in state.topics_by_id]:
+            del self._retirement_phases[topic_id]
+            self._emptied_partitions.pop(topic_id, None)
+            self._unused_partitions.pop(topic_id, None)
         return records
 
     def _is_unused(self, topic: TopicState, now_ms: int) -> bool:
         """Whether each leader of the topic's hidden partitions has recently reported that no client has
         written there for the grace period. False if a report is missing.
         """
-        reported = self._unused.get(topic.topic_id, {})
+        reported = self._unused_partitions.get(topic.topic_id, {})
         for partition in topic.partitions[retire_rules.first_retiring_index(topic) :]:
             epoch, reported_ms = reported.get(partition.index, (-1, 0))
             if epoch != partition.leader_epoch or now_ms - reported_ms > UNUSED_MS:
@@ -242,8 +242,8 @@ class Maintenance:
         nodes = self._leaving_nodes(state, now_ms)
         return (
             group_changes(
-                reassign_rules.replacements(
-                    self.view(state), nodes, self.directories(state), self._options.drain_moves_max
+                reassign_rules.replace_replicas(
+                    self.view(state), nodes, self.directories(state), self._options.replica_moves_max
                 )
             )
             if nodes
@@ -251,7 +251,7 @@ class Maintenance:
         )
 
     def _cancel_replacements(self, state: MetadataState) -> list[Record]:
-        """Cancels the moves of replicas from a host that is back or no longer drained."""
+        """Cancels the moves of replicas away from hosts that are back or no longer drained."""
         leaving = {node for node, broker in state.brokers.items() if broker.fenced or broker.draining}
         nodes = {
             partition.replacing
@@ -267,7 +267,7 @@ class Maintenance:
     def _grow_internal_topics(self, state: MetadataState, now_ms: int) -> list[Record]:
         if (
             not any(name in state.topics for name in INTERNAL_TOPICS)
-            or default_replication_factor(len(self.view(state).nodes())) <= 1
+            or default_replication_factor(len(self.view(state).placement_nodes())) <= 1
         ):
             return []
         previous, self._no_space_since_ms = self._no_space_since_ms, {}
@@ -282,7 +282,7 @@ class Maintenance:
 
         return group_changes(
             reassign_rules.grow_internal_topics(
-                self.view(state), self.directories(state), self._options.drain_moves_max, has_waited
+                self.view(state), self.directories(state), self._options.replica_moves_max, has_waited
             )
         )
 
@@ -297,7 +297,7 @@ class Maintenance:
         )
         if not self._moves and not moving_count:
             topics = self._balanced_topics
-            nodes = self.view(state).nodes()
+            nodes = self.view(state).placement_nodes()
             self.start_balancing(
                 placement.plan_balance(
                     state,
@@ -308,7 +308,7 @@ class Maintenance:
                 topics,
             )
         view, directories = self.view(state), self.directories(state)
-        room = self._options.drain_moves_max - moving_count
+        room = self._options.replica_moves_max - moving_count
         changes: list[tuple[TopicState, PartitionChange]] = []
         for key, move in list(self._moves.items()):
             if len(changes) >= room:

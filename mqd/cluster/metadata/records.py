@@ -81,7 +81,7 @@ class BrokerState(msgspec.Struct, frozen=True):
     features: dict[str, tuple[int, int]] = {}  # supported levels, first and last
     # flush.on.ack for topics that do not set it: only flushed records are acknowledged (R9)
     flush_on_ack: bool = False
-    # by listener name; empty: not known, clients of all listeners get `host` and `port`
+    # by listener name; if empty, clients of every listener get `host` and `port`
     endpoints: dict[str, tuple[str, int]] = {}
 
 

@@ -9,7 +9,7 @@ Invariants (check())
     S2  partition indexes of a topic are 0..n-1; replicas are distinct; in-sync replicas are
         replicas; the leader is in sync or -1
     S3  no two topic names differ only in '.' and '_'
-    S4  partition_counts equals the number of replicas per directory
+    S4  directory_replica_counts equals the number of replicas per directory
     S5  next_producer_id never falls
     P7  in-sync replicas are not fenced; in-sync and eligible ones are disjoint subsets of the
         replicas; no replica is eligible while min.insync.replicas are in sync
@@ -109,7 +109,7 @@ def _add_to_count(counts: dict, key: object, step: int) -> None:
 
 
 def apply_change(old: PartitionState, change: PartitionChange) -> PartitionState:
-    """The partition after the change; defined once for the state and the rules."""
+    """Returns the partition after the change. Both the state and the rules use this function."""
 
     def new_or_old(new, before):
         return before if new is None else new
@@ -150,7 +150,7 @@ class MetadataState:
         "collisions",
         "broker_configs",
         "next_producer_id",
-        "partition_counts",
+        "directory_replica_counts",
         "partition_count",
         "removed_topic_ids",
         "preferred_counts",
@@ -176,9 +176,9 @@ class MetadataState:
         self.broker_configs: dict[str, dict[str, str]] = {}
         self.next_producer_id = 0
         # (node id, directory id) -> number of replicas
-        self.partition_counts: dict[tuple[int, str], int] = {}
+        self.directory_replica_counts: dict[tuple[int, str], int] = {}
         self.partition_count = 0
-        # node id -> number of partitions whose first replica it is
+        # node id -> number of partitions whose first replica is on it
         self.preferred_counts: dict[int, int] = {}
         self.removed_topic_ids: dict[bytes, None] = {}
         # by group id
@@ -202,7 +202,7 @@ class MetadataState:
         return other
 
     def replace(self, other: "MetadataState") -> None:
-        """Copies the contents of `other` into this object, to which other objects have references."""
+        """Copies the contents of `other` into this object, which other objects reference."""
         for name in self.__slots__:
             setattr(self, name, getattr(other, name))
 
@@ -399,7 +399,7 @@ class MetadataState:
         self.partition_count += step * len(partitions)
         for partition in partitions:
             for key in zip(partition.replicas, partition.directories):
-                _add_to_count(self.partition_counts, key, step)
+                _add_to_count(self.directory_replica_counts, key, step)
             _add_to_count(self.preferred_counts, partition.replicas[0], step)
 
     # -- snapshots ---------------------------------------------------------------------------------
@@ -475,7 +475,7 @@ class MetadataState:
         assert {binding: acl_id for acl_id, binding in self.acls.items()} == self.acl_ids, "S7"
         assert self.acl_bytes == sum(map(acl_bytes, self.acl_ids)), "S7"
         assert preferred == self.preferred_counts, "S4"
-        assert counts == self.partition_counts and self.partition_count == sum(
+        assert counts == self.directory_replica_counts and self.partition_count == sum(
             len(topic.partitions) for topic in self.topics.values()
         ), "S4"
 

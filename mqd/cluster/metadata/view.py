@@ -1,7 +1,7 @@
 """The view of the metadata that the active controller's rules use: which brokers are live, and the
 changes that the rules may make.
 
-For each decision a new View is made of the metadata core's newest state, which may be uncommitted.
+For each decision a new View is made from the metadata core's newest state, which may be uncommitted.
 `gone`: brokers that this decision fences or removes, although the metadata still has them as
 unfenced.
 """
@@ -53,7 +53,7 @@ class View:
         """Whether the node may lead the partition and can serve its replica."""
         return node in self._may_lead and not self.cannot_serve(topic, partition, node)
 
-    def nodes(self) -> list[int]:
+    def placement_nodes(self) -> list[int]:
         """The nodes on which new replicas may be placed."""
         brokers = self.state.brokers
         return sorted(node for node in self._may_lead if not brokers[node].draining)

@@ -285,7 +285,7 @@ def test_a_shutdown_that_was_given_up_does_not_hurry_the_next(world: World, monk
 
 
 def test_leaderships_return_without_a_pause_between_the_batches() -> None:
-    world = World(7, 4, options=msgspec.structs.replace(OPTIONS, balance_moves_max=1))
+    world = World(7, 4, options=msgspec.structs.replace(OPTIONS, leader_moves_max=1))
     world.settle(20)
     assert world.send_request(messages.CreateTopic("t", 16, 3, {}, {})).error == 0
     run(world, 3_000)
@@ -397,7 +397,7 @@ def test_leadership_returns_to_stable_preferred_replicas(world: World) -> None:
     run(world, OPTIONS.session_ms + 2_000)
     assert not [partition for partition in partitions(world) if partition.leader == 2]
     world.restart(2)
-    run(world, OPTIONS.balance_check_ms + OPTIONS.balance_stable_ms + 1_000, 500)
+    run(world, OPTIONS.leader_balance_check_ms + OPTIONS.leader_balance_stable_ms + 1_000, 500)
     assert all(partition.leader == partition.replicas[0] for partition in partitions(world))
 
 
@@ -409,5 +409,5 @@ def test_a_new_host_gets_its_share(world: World) -> None:
     assert shown.error == 0 and shown.results and not any(partition.adding_replicas for partition in partitions(world))
     assert world.send_request(messages.BalanceReplicas()).error == 0
     run(world, 20_000, 500)
-    counts = broker_rules.replica_counts(world.unlogged)
+    counts = broker_rules.replica_counts_by_node(world.unlogged)
     assert max(counts.values()) - min(counts.values()) <= 1 and 5 in counts

@@ -104,7 +104,7 @@ def test_a_snapshot_replaces_the_state_and_says_what_is_new(world: World) -> Non
     later = MetadataState.from_snapshot(source.snapshot())
     later.apply(TopicRemoved(later.topics["t"].topic_id))
     (publish,) = core.handle(metadata_core.SnapshotInstalled(later), 0)
-    assert [topic.name for topic in publish.removed] == ["t"] and not publish.topics
+    assert [topic.name for topic in publish.removed_topics] == ["t"] and not publish.topics
 
 
 def test_a_message_under_another_id_is_ignored(world: World) -> None:

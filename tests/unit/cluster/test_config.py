@@ -71,7 +71,7 @@ def test_heartbeats_fit_into_a_session():
             broker_session_timeout_ms="2000", broker_heartbeat_interval_ms="300", auto_leader_rebalance_enable="false"
         )
     )
-    assert (made.session_ms, made.heartbeat_ms, made.balance_percent) == (2000, 300, 100)
+    assert (made.session_ms, made.heartbeat_ms, made.leader_imbalance_percent) == (2000, 300, 100)
     assert options.quorum_settings(config()).promise_ns == 2_000_000_000
 
 

@@ -53,7 +53,7 @@ def world() -> World:
 
 
 def test_a_rolling_upgrade_changes_no_level_until_an_operator_raises_it(world: World) -> None:
-    assert FEATURES[MQD_VERSION].unset == 0 and NEW[MQD_VERSION] == (0, 10)
+    assert FEATURES[MQD_VERSION].unset_level == 0 and NEW[MQD_VERSION] == (0, 10)
     for node in (1, 2):
         upgrade(world, node)
         assert [level(world, host) for host in world.hosts] == [0, 0, 0]
@@ -194,9 +194,9 @@ def test_unknown_fields_of_records_are_skipped_and_unknown_records_refused() -> 
 
 def test_unsupported_feature_levels_are_named() -> None:
     assert features.describe_unsupported({}, {}) == "; ".join(
-        f"the level of {one.name} is {one.unset}, and the host supports 0 to 0"
+        f"the level of {one.name} is {one.unset_level}, and the host supports 0 to 0"
         for one in sorted(FEATURES.values())
-        if one.unset
+        if one.unset_level
     )
     assert features.describe_unsupported({MQD_VERSION: 1}, NEW) == "" and features.describe_unsupported({}, OLD) == ""
     assert features.describe_unsupported({}, features.supported_levels({})) == "", (

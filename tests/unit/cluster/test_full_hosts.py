@@ -45,7 +45,7 @@ def disks(state: MetadataState, **free: int) -> Directories:
 
 def begin(state: MetadataState, directories: Directories, *leaving: int, moves_max: int = 50) -> list[tuple[int, ...]]:
     """The hosts to which the replicas of these partitions begin to move."""
-    found = reassign_rules.replacements(View(state), leaving, directories, moves_max)
+    found = reassign_rules.replace_replicas(View(state), leaving, directories, moves_max)
     for entry, change in found:
         state.apply(PartitionsChanged(entry.topic_id, (change,)))
     state.check()
@@ -116,7 +116,7 @@ def test_a_host_is_full_when_all_its_directories_are_and_unreported_ones_are_not
 
 def test_new_replicas_go_where_there_is_space_then_to_other_racks() -> None:
     state = cluster(5, {1: "a", 2: "a", 3: "b", 4: "b", 5: "c"})
-    loads = Loads(state, View(state).nodes(), {5})
+    loads = Loads(state, View(state).placement_nodes(), {5})
     assert [5 in choose_replicas(loads, 3) for _ in range(6)] == [False] * 6 and set(choose_replicas(loads, 5)) == {
         1,
         2,
@@ -155,7 +155,7 @@ def test_balancing_skips_topics_that_are_being_retired() -> None:
     )
     for record in retire_rules.retire(View(state), "t", 4, False):
         state.apply(record)
-    moves = plan_balance(state, View(state).nodes(), lambda _: True)
+    moves = plan_balance(state, View(state).placement_nodes(), lambda _: True)
     assert moves and {move.name for move in moves} == {"u"}
 
 
@@ -213,7 +213,7 @@ def test_a_drained_host_is_not_compared_with_the_others() -> None:
     state = cluster(5, {1: "a", 2: "a", 3: "b", 4: "b", 5: "b"})
     state.apply(BrokerChanged(1, 10, draining=True))
     full = disks(state, h1=400_000 * MIB, h2=3_500 * MIB, h3=4_500 * MIB, h4=4_500 * MIB, h5=4_500 * MIB).full_hosts(
-        View(state).nodes()
+        View(state).placement_nodes()
     )
     assert not full
 

@@ -82,7 +82,7 @@ class Host:
     def commit(self, *records, **publish) -> list:
         for record in records:
             self.state.apply(record)
-        topics = () if "removed" in publish else tuple(self.state.topics.values())
+        topics = () if "removed_topics" in publish else tuple(self.state.topics.values())
         return self.give(Publish(self.state.version, **{"topics": topics, **publish}))
 
     def report(self, client: str = "acceptor") -> list:
@@ -138,7 +138,7 @@ def test_a_removed_replicas_slot_is_freed_when_all_workers_know(host: Host) -> N
     change = PartitionChange(
         0, raises_leader_epoch=True, replicas=(1, 3), directories=("d1", "d3"), in_sync_replicas=(1, 3)
     )
-    host.commit(PartitionsChanged(TOPIC, (change,)), partitions=(("t", (0,)),))
+    host.commit(PartitionsChanged(TOPIC, (change,)), changed_partitions=(("t", (0,)),))
     (put,) = host.report()
     assert isinstance(put, messages.PartitionsPut) and [
         (image.index, image.slot, image.owner) for image in put.partitions
@@ -153,12 +153,12 @@ def test_a_removed_replicas_slot_is_freed_when_all_workers_know(host: Host) -> N
 def test_a_new_replica_chooses_a_directory_before_it_has_a_slot(host: Host) -> None:
     host.commit(topic(partition(0, (1, 3))))
     change = PartitionChange(0, replicas=(1, 3, 2), directories=("d1", "d3", ""), adding_replicas=(2,))
-    actions = host.commit(PartitionsChanged(TOPIC, (change,)), partitions=(("t", (0,)),))
+    actions = host.commit(PartitionsChanged(TOPIC, (change,)), changed_partitions=(("t", (0,)),))
     assert [action for action in actions if isinstance(action, host_core.ReportReplicaMoved)] == [
         host_core.ReportReplicaMoved(TOPIC, 0, DIRECTORY)
     ]
     assert not host.slots and host.report()[-1].partitions[0].slot == -1
-    host.commit(ReplicaMoved(TOPIC, 0, NODE, DIRECTORY), partitions=(("t", (0,)),))
+    host.commit(ReplicaMoved(TOPIC, 0, NODE, DIRECTORY), changed_partitions=(("t", (0,)),))
     image = host.report()[-1].partitions[0]
     assert image.slot in host.slots and image.owner != OWNER_NONE and image.adding == [2]
     assert not any(isinstance(action, host_core.ReportReplicaMoved) for action in host.actions)
@@ -168,7 +168,7 @@ def test_a_new_leader_epoch_reaches_the_slot_of_a_follower_too(host: Host) -> No
     host.commit(topic(partition(0, (1, 2))))
     host.commit(
         PartitionsChanged(TOPIC, (PartitionChange(0, raises_leader_epoch=True, leader=2, in_sync_replicas=(2,)),)),
-        partitions=(("t", (0,)),),
+        changed_partitions=(("t", (0,)),),
     )
     assert [entry[3] for entry in host.slots.values()] == [1]
     image = host.report()[-1].partitions[0]
@@ -194,7 +194,7 @@ def test_the_acceptor_receives_withheld_topics_in_order() -> None:
     change = PartitionChange(
         0, raises_leader_epoch=True, replicas=(1, 3), directories=("d1", "d3"), in_sync_replicas=(1, 3), leader=1
     )
-    host.commit(PartitionsChanged(TOPIC, (change,)), partitions=(("t", (0,)),))
+    host.commit(PartitionsChanged(TOPIC, (change,)), changed_partitions=(("t", (0,)),))
     host.apply_all()
     *before, put, last = host.report()
     assert isinstance(put, messages.TopicPut) and put.topic.name == "u" and len(put.topic.partitions) == 2
@@ -226,7 +226,7 @@ def test_only_led_partitions_of_a_dead_worker_need_new_epochs(host: Host) -> Non
     ], "its successor owns what it followed, at once"
     host.give(host_core.SubscriberJoined("w0.2", messages.Subscribe("worker", 0, 2)))
     assert host.report("w0.2") == [], "it may not serve what its predecessor led"
-    host.commit(LeaderEpochsRaised(TOPIC, (0,)), partitions=(("t", (0,)),))
+    host.commit(LeaderEpochsRaised(TOPIC, (0,)), changed_partitions=(("t", (0,)),))
     assert isinstance(host.report("w0.2")[0], messages.Image)
 
 
@@ -237,7 +237,7 @@ def test_leaders_that_moved_away_meanwhile_delay_no_worker(host: Host) -> None:
     host.give(host_core.SubscriberJoined("w0.2", messages.Subscribe("worker", 0, 2)))
     host.commit(
         PartitionsChanged(TOPIC, (PartitionChange(0, raises_leader_epoch=True, leader=1, in_sync_replicas=(1,)),)),
-        partitions=(("t", (0,)),),
+        changed_partitions=(("t", (0,)),),
     )
     assert isinstance(host.report("w0.2")[0], messages.Image)
 
@@ -270,7 +270,7 @@ def started_behind(slot_epoch: int, before: PartitionState) -> Host:
 
 def elect(host: Host, leader: int) -> list:
     change = PartitionChange(0, raises_leader_epoch=True, leader=leader, in_sync_replicas=(leader,))
-    return host.commit(PartitionsChanged(TOPIC, (change,)), partitions=(("t", (0,)),))
+    return host.commit(PartitionsChanged(TOPIC, (change,)), changed_partitions=(("t", (0,)),))
 
 
 def raised(actions: list) -> list:
@@ -295,7 +295,7 @@ def test_a_state_that_lags_hides_no_death_of_a_leader(leader_before: int) -> Non
     assert raised(elect(host, 2)) == [((TOPIC, 0),)]
     assert not any(isinstance(action, host_core.AssignSlot) for action in host.actions)
     assert host.slots == {0: (TOPIC, 0, 0, 2)} and host.report("w0.2") == []
-    host.commit(LeaderEpochsRaised(TOPIC, (0,)), partitions=(("t", (0,)),))
+    host.commit(LeaderEpochsRaised(TOPIC, (0,)), changed_partitions=(("t", (0,)),))
     assert host.slots == {0: (TOPIC, 0, 0, 3)} and isinstance(host.report("w0.2")[0], messages.Image)
 
 
@@ -307,7 +307,7 @@ def test_the_death_of_a_held_worker_shortens_no_wait(leader_before: int) -> None
     assert host.slots == {0: (TOPIC, 0, 0, 1)}
     assert raised(elect(host, 2)) == [((TOPIC, 0),)]
     assert host.report("w0.3") == [], "the first worker led in this epoch"
-    host.commit(LeaderEpochsRaised(TOPIC, (0,)), partitions=(("t", (0,)),))
+    host.commit(LeaderEpochsRaised(TOPIC, (0,)), changed_partitions=(("t", (0,)),))
     assert isinstance(host.report("w0.3")[0], messages.Image)
 
 
@@ -319,7 +319,7 @@ def test_brokers_and_topics_of_one_version_come_in_one_message(host: Host) -> No
         BrokerChanged(1, 1, fenced=True),
         PartitionsChanged(TOPIC, (change,)),
         brokers_changed=True,
-        partitions=(("t", (0,)),),
+        changed_partitions=(("t", (0,)),),
     )
     for client in ("acceptor", "w0", "w1"):
         (message,) = [message for to, message in host.sent if to == client]
@@ -388,12 +388,12 @@ def test_random_moves_leave_exactly_the_slots_of_the_replicas_here(seed: int) ->
             in_sync_replicas=replicas[:1],
             leader=replicas[0],
         )
-        host.commit(PartitionsChanged(TOPIC, (change,)), partitions=(("t", (index,)),))
+        host.commit(PartitionsChanged(TOPIC, (change,)), changed_partitions=(("t", (index,)),))
         for action in [action for action in host.actions if isinstance(action, host_core.ReportReplicaMoved)]:
             if dice.random() < 0.7:
                 host.commit(
                     ReplicaMoved(action.topic_id, action.index, NODE, action.directory),
-                    partitions=(("t", (action.index,)),),
+                    changed_partitions=(("t", (action.index,)),),
                 )
         if dice.random() < 0.6:
             host.apply_all()

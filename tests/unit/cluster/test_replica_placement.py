@@ -36,17 +36,17 @@ from tests.unit.controller.controller_world import World
 def test_leaders_and_replicas_are_spread_also_over_many_small_topics() -> None:
     state = cluster(5)
     for number in range(40):
-        nodes = View(state).nodes()
+        nodes = View(state).placement_nodes()
         replicas = choose_replicas(Loads(state, nodes), 3)
         topic(state, replicas, name=f"t{number}", topic_id=bytes([number]) * 16)
     assert set(state.preferred_counts.values()) == {8}
-    counts = broker_rules.replica_counts(state).values()
+    counts = broker_rules.replica_counts_by_node(state).values()
     assert max(counts) - min(counts) <= 2
 
 
 def test_replicas_are_spread_over_all_racks() -> None:
     state = cluster(9, {1: "a", 2: "a", 3: "a", 4: "a", 5: "b", 6: "b", 7: "c", 8: "c", 9: "c"})
-    loads = Loads(state, View(state).nodes())
+    loads = Loads(state, View(state).placement_nodes())
     for _ in range(60):
         replicas = choose_replicas(loads, 3)
         assert len(set(replicas)) == 3 and len({loads.racks[node] for node in replicas}) == 3
@@ -74,8 +74,8 @@ def test_balancing_ends_even_and_keeps_racks_spread(seed: int) -> None:
         for entry in state.topics.values()
         for partition in entry.partitions
     }
-    moves = plan_balance(state, View(state).nodes(), lambda _: True)
-    loads = Loads(state, View(state).nodes())
+    moves = plan_balance(state, View(state).placement_nodes(), lambda _: True)
+    loads = Loads(state, View(state).placement_nodes())
     for name, index, replicas in moves:
         old = before[(name, index)]
         assert len(replicas) == len(set(replicas)) == len(old)
@@ -85,7 +85,7 @@ def test_balancing_ends_even_and_keeps_racks_spread(seed: int) -> None:
     if not racks:
         assert max(counts.values()) - min(counts[node] for node in range(1, 7)) <= 1
     else:
-        assert max(counts.values()) <= max(broker_rules.replica_counts(state).values())
+        assert max(counts.values()) <= max(broker_rules.replica_counts_by_node(state).values())
 
 
 def test_directories_with_the_fewest_replicas_first() -> None:
@@ -300,7 +300,7 @@ def test_records_of_the_version_before_clusters_are_read() -> None:
 
 
 def begin(state: MetadataState, *leaving: int, moves_max: int = 50) -> list:
-    found = reassign_rules.replacements(View(state), leaving, Directories(state, {}), moves_max)
+    found = reassign_rules.replace_replicas(View(state), leaving, Directories(state, {}), moves_max)
     for entry, change in found:
         do(state, [PartitionsChanged(entry.topic_id, (change,))])
     return [change for _, change in found]
@@ -340,7 +340,7 @@ def test_an_internal_topic_that_grew_towards_a_lost_host_grows_elsewhere() -> No
     lost = grown.adding_replicas[0]
     for record in broker_rules.fence(state, [lost]):
         state.apply(record)
-    for step in (reassign_rules.replacements(View(state), [lost], Directories(state, {}), 10), None):
+    for step in (reassign_rules.replace_replicas(View(state), [lost], Directories(state, {}), 10), None):
         for entry, change in (
             step if step is not None else reassign_rules.grow_internal_topics(View(state), Directories(state, {}), 10)
         ):

@@ -73,7 +73,7 @@ def test_replicas_are_exchanged_when_the_new_ones_are_in_sync() -> None:
         (),
     )
     assert after.leader == 4 and after.leader_epoch == 6 and after.directories == ("d4", "d5", "d6")
-    assert (1, "d1") not in state.partition_counts
+    assert (1, "d1") not in state.directory_replica_counts
 
 
 def test_the_leader_stays_if_it_is_a_target_and_gets_another_epoch() -> None:
@@ -198,12 +198,12 @@ def test_a_host_without_a_usable_directory_gets_no_replica() -> None:
 
 def test_the_number_of_concurrent_moves_is_bounded() -> None:
     state = topic(cluster(5), count=40)
-    found = reassign_rules.replacements(View(state), [2], Directories(state, {}), 7)
+    found = reassign_rules.replace_replicas(View(state), [2], Directories(state, {}), 7)
     assert len(found) == 7 and all(change.replacing == 2 and change.removing_replicas == (2,) for _, change in found)
     for entry, change in found:
         do(state, [PartitionsChanged(entry.topic_id, (change,))])
-    assert reassign_rules.replacements(View(state), [2], Directories(state, {}), 7) == []
-    assert len(reassign_rules.replacements(View(state), [2], Directories(state, {}), 9)) == 2
+    assert reassign_rules.replace_replicas(View(state), [2], Directories(state, {}), 7) == []
+    assert len(reassign_rules.replace_replicas(View(state), [2], Directories(state, {}), 9)) == 2
 
 
 def test_reassignments_by_request_have_a_result_each() -> None:

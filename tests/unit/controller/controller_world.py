@@ -37,8 +37,8 @@ from tests.unit.controller.controller_checks import Checks
 
 OPTIONS = ControllerOptions(
     replication_delay_ms=60_000,
-    balance_check_ms=20_000,
-    balance_stable_ms=5_000,
+    leader_balance_check_ms=20_000,
+    leader_balance_stable_ms=5_000,
     retire_barrier_ms=2_000,
     retire_grace_ms=5_000,
 )

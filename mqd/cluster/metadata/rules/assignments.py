@@ -18,7 +18,7 @@ from mqd.protocol.errors import ErrorCode
 
 
 class PlacementContext(NamedTuple):
-    """The context for placing new partitions."""
+    """What the rules need to place new partitions."""
 
     node_id: int  # the controller's host, whose configuration file has the defaults
     view: View
@@ -98,7 +98,7 @@ def automatic_assignments(
     if factor == -1:
         factor = rules.broker_number("default.replication.factor", config)
     if factor == COMPUTED:
-        factor = default_replication_factor(context.directories.usable_host_count(context.view.nodes()))
+        factor = default_replication_factor(context.directories.usable_host_count(context.view.placement_nodes()))
     check_replicas(factor)
     return spread(state, count, factor, context, change.name in INTERNAL_TOPICS)
 
@@ -109,7 +109,7 @@ def spread(
     """Chooses the replicas of new partitions. As in Kafka, fenced brokers are included, unless they are
     being drained: a fenced broker gets a replica if there are too few live ones, but does not lead.
     """
-    live = context.view.nodes()
+    live = context.view.placement_nodes()
     not_live = [node for node in sorted(state.brokers) if node not in live and not state.brokers[node].draining]
     if factor > len(live) + len(not_live):
         draining = sum(broker.draining for broker in state.brokers.values())
@@ -161,7 +161,7 @@ def _no_room_text(who: str, room: int, limit: int, requested: int) -> str:
 
 def _replica_counts(state: MetadataState, nodes: Sequence[int]) -> dict[int, int]:
     counts = dict.fromkeys(nodes, 0)
-    for (node, _), count in state.partition_counts.items():
+    for (node, _), count in state.directory_replica_counts.items():
         if node in counts:
             counts[node] += count
     return counts

@@ -145,8 +145,8 @@ def register(state: MetadataState, message: RegisterBroker, cannot_serve: Cannot
 
 
 def _find_losses(message: RegisterBroker, is_clean: bool) -> tuple[int, frozenset[str]]:
-    """R9: returns the node id, or -1 if the broker's logs cannot have lost records, and the ids of its
-    emptied directories.
+    """R9: returns (the broker's node id, or -1 if its logs cannot have lost records; the ids of its emptied
+    directories).
     """
     emptied_directories = frozenset(entry.directory_id for entry in message.directories if entry.fresh)
     return -1 if is_clean else message.node_id, emptied_directories
@@ -224,7 +224,9 @@ def has_applied_registration(metadata_version: int, broker_epoch: int) -> bool:
 
 
 def unfence(state: MetadataState, node: int, cannot_serve: CannotServe = assume_served) -> list[Record]:
-    """Unfences a broker that has applied its registration: it may lead partitions without a leader."""
+    """Unfences a broker that has applied its registration, and elects leaders for those of its partitions
+    that have none.
+    """
     broker = state.brokers[node]
     view = View(state, back=frozenset((node,)), cannot_serve=cannot_serve)
     targets = (
@@ -355,7 +357,7 @@ def unregister(state: MetadataState, node: int) -> list[Record]:
         raise Refusal(ErrorCode.BROKER_ID_NOT_REGISTERED, f"Broker ID {node} is not currently registered.")
     if not broker.fenced:
         raise Refusal(ErrorCode.POLICY_VIOLATION, f"Broker {node} is alive; shut it down before you unregister it.")
-    replica_count = replica_counts(state).get(node, 0)
+    replica_count = replica_counts_by_node(state).get(node, 0)
     if replica_count:
         raise Refusal(
             ErrorCode.POLICY_VIOLATION,
@@ -365,8 +367,8 @@ def unregister(state: MetadataState, node: int) -> list[Record]:
     return [BrokerUnregistered(node)]
 
 
-def replica_counts(state: MetadataState) -> Mapping[int, int]:
+def replica_counts_by_node(state: MetadataState) -> Mapping[int, int]:
     counts: dict[int, int] = {}
-    for (node, _), count in state.partition_counts.items():
+    for (node, _), count in state.directory_replica_counts.items():
         counts[node] = counts.get(node, 0) + count
     return counts

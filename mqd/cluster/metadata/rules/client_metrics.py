@@ -1,6 +1,6 @@
 """Subscriptions to clients' metrics (KIP-714, ConfigResource type 16). A subscription names the
 metrics, their interval and the clients. Like a Kafka broker without a metrics receiver, mqd stores
-the subscriptions but requests no metrics from clients: it does not have GetTelemetrySubscriptions.
+the subscriptions but requests no metrics from clients: it does not implement GetTelemetrySubscriptions.
 """
 
 from __future__ import annotations

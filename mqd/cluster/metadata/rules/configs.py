@@ -1,5 +1,5 @@
-"""The properties that can be set at run time: adapts the tables of mqd.base.config to the metadata
-core.
+"""Adapts the property tables of mqd.base.config to the metadata core: which properties can be set at run
+time, and their values.
 """
 
 from collections.abc import Mapping

@@ -94,8 +94,8 @@ def restore_leaders(view: View) -> list[tuple[TopicState, PartitionChange]]:
 
 
 def allows_unclean(view: View, topic: TopicState, static_default: bool) -> bool:
-    """The setting of the topic, else that of all brokers in the metadata log, else `static_default`, from the
-    active controller's configuration file, as in Kafka.
+    """Returns the topic's unclean.leader.election.enable, else the all-brokers value in the metadata log, as
+    in Kafka, else `static_default` (from the active controller's configuration file).
     """
     value = topic.config.get(UNCLEAN_ENABLE) or view.state.broker_configs.get("", {}).get(UNCLEAN_ENABLE)
     return value == "true" if value else static_default

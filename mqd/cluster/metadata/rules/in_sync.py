@@ -2,9 +2,9 @@
 once and in order (rules R6, R6b, R7).
 
 A proposal has the leader's broker epoch, the partition's epochs, and the broker epochs with which
-the members fetched. If one of them differs from the metadata, the proposal is refused permanently:
-a copy that arrives after a refusal or after a newer proposal has a sequence that was already handled,
-and gets the old response or OPERATION_NOT_ATTEMPTED.
+the members fetched. If one of them differs from the metadata, the proposal is refused. A decision is
+final: a copy of the proposal that arrives later has a sequence that was already handled. It gets the
+same response, or, after a newer proposal, OPERATION_NOT_ATTEMPTED.
 
 Handled proposals are remembered for one controller epoch only: a proposal is addressed to one
 controller epoch, and refused in any other.
@@ -90,8 +90,8 @@ class Proposals:
             self._handled = {key: handled for key, handled in self._handled.items() if key[0] in state.topics_by_id}
 
     def on_persist_failed(self, version: int) -> None:
-        """Replaces the results that depend on records from `version` on, which will never be in a log: a
-        repetition of such a proposal is refused permanently.
+        """The records from offset `version` will never be in a log: replaces the results that depend on them
+        with refusals, which are sent if the proposals are repeated.
         """
         for key, handled in list(self._handled.items()):
             if handled.version >= version:

@@ -33,8 +33,8 @@ def default_replication_factor(host_count: int) -> int:
 
 
 def configured_min_in_sync(topic_config: Mapping[str, str], broker_default: Mapping[str, str]) -> int:
-    """The setting of the topic, else that of all brokers in the metadata log, else COMPUTED; at least
-    acks.replicas.
+    """Returns the topic's min.insync.replicas, else the all-brokers value in the metadata log, else
+    COMPUTED; but at least acks.replicas.
     """
     configured = int(topic_config.get(MIN_IN_SYNC) or broker_default.get(MIN_IN_SYNC) or COMPUTED)
     return max(configured, acks_replicas(topic_config) or COMPUTED)

@@ -1,7 +1,7 @@
-"""Placement of replicas: a host gets at most one replica of a partition, and hosts with full disks get
-none while others can. Replicas are spread over the racks first, then over the hosts with the fewest
-replicas; leaders are balanced separately. Within a host, a replica goes into the directory with the
-fewest replicas.
+"""Placement of replicas: a host gets at most one replica of a partition, and a host with full disks gets
+none while another host can take it. Replicas are spread over the racks first, then over the hosts
+with the fewest replicas; leaders are balanced separately. Within a host, a replica goes into the
+directory with the fewest replicas.
 
 Deterministic: every controller makes the same placement for the same state. Counts are those of the
 whole cluster, so many small topics are spread like one large topic.
@@ -66,8 +66,8 @@ class Loads:
         fenced: Collection[int] = (),
     ) -> None:
         """`full`: hosts without space (Directories.full_hosts). `fenced`: fenced hosts. Both get replicas
-        only if no other host can; full hosts come before fenced ones. `internal`: the plan is for an
-        internal topic.
+        only if no other host can; a full host is preferred to a fenced one. `internal`: the plan is for
+        an internal topic.
         """
         self.limits = replica_limits(state, nodes, internal)
         self.nodes = list(nodes)
@@ -75,7 +75,7 @@ class Loads:
         self.fenced = frozenset(fenced)
         self.racks = {node: state.brokers[node].rack for node in nodes}
         self.replica_counts = dict.fromkeys(nodes, 0)
-        for (node, _), count in state.partition_counts.items():
+        for (node, _), count in state.directory_replica_counts.items():
             if node in self.replica_counts:
                 self.replica_counts[node] += count
         self.leader_counts = {node: state.preferred_counts.get(node, 0) for node in nodes}
@@ -114,8 +114,9 @@ def choose_replicas(loads: Loads, factor: int) -> tuple[int, ...] | None:
 
 
 def choose_additional_host(loads: Loads, others: Sequence[int]) -> int:
-    """Returns the host of one more replica for a partition with replicas on `others`: a host with space,
-    in the rack with the fewest of these, with the least load. -1 = no host has room.
+    """Returns the host of one more replica for a partition with replicas on `others`; -1 = no host has
+    room. Prefers hosts with disk space, then racks with few of these replicas, then hosts with few
+    replicas.
     """
     rack_counts: dict[str | None, int] = {}
     for node in others:
@@ -222,7 +223,7 @@ class Directories:
         counts = self._counts.get(node)
         if counts is None:
             counts = self._counts[node] = {
-                entry.directory_id: self._state.partition_counts.get((node, entry.directory_id), 0)
+                entry.directory_id: self._state.directory_replica_counts.get((node, entry.directory_id), 0)
                 for entry in directories
             }
         chosen = choose_directory(directories, counts)
@@ -253,8 +254,8 @@ def plan_balance(
     moves_max: int = BALANCE_MOVES_MAX,
     full: Collection[int] = (),
 ) -> list[Move]:
-    """Plans moves of replicas from the hosts with the most to those with the fewest until they differ
-    by at most one; never makes the spread over racks worse, and never moves replicas to `full` hosts.
+    """Plans moves of replicas from the hosts with the most to those with the fewest until the counts
+    differ by at most one; never makes the spread over racks worse, and never moves replicas to `full` hosts.
     Then balances preferred leaderships by reordering replicas, without copies. Plans at most
     `moves_max` changes of each kind, because a plan for hundreds of thousands of partitions would
     block the controller. The next plan continues.
@@ -359,8 +360,8 @@ def _may_move(loads: Loads, replicas: tuple[int, ...], source: int, destination:
 
 
 def _even_out_leaders(loads: Loads, targets: dict[tuple[str, int], tuple[int, ...]], moves_max: int) -> None:
-    """Moves leaderships from hosts that lead more than the average to those that lead less, each at most
-    once.
+    """Moves leaderships from hosts that lead more than the average to those that lead less. Each
+    leadership is moved at most once.
     """
     average = sum(loads.leader_counts.values()) / len(loads.leader_counts)
     count = 0

@@ -199,7 +199,8 @@ def _has_failed_directory(partition: PartitionState, directories: Directories) -
 def _replica_to_replace(
     topic: TopicState, partition: PartitionState, leaving: set[int], directory_failed: bool
 ) -> tuple[int, tuple[int, ...]] | None:
-    """Returns (node to replace, replicas before); None: no move is needed. If mqd itself
+    """Returns (node to replace, or -1 if only replicas are added; replicas before). None: no move is
+    needed. If mqd itself
     started a move to a leaving host or a failed directory, the move gets another target; a move that
     adds a replica to an internal topic starts again. A move whose target disk is full waits: another
     target could fill up too, and the move would alternate between the two.
@@ -219,7 +220,7 @@ def _replica_to_replace(
     return None if node < 0 else (node, base)
 
 
-def replacements(
+def replace_replicas(
     view: View, leaving_nodes: Sequence[int], directories: Directories, moves_max: int
 ) -> list[tuple[TopicState, PartitionChange]]:
     """Starts to move the replicas of these lost or drained hosts to other hosts, at most `moves_max` at a
@@ -230,8 +231,8 @@ def replacements(
     leaving = set(leaving_nodes)
     changes: list[tuple[TopicState, PartitionChange]] = []
     if not leaving or not any(
-        view.state.partition_counts.get((node, directory))
-        for node, directory in view.state.partition_counts
+        view.state.directory_replica_counts.get((node, directory))
+        for node, directory in view.state.directory_replica_counts
         if node in leaving
     ):
         return changes
@@ -240,7 +241,7 @@ def replacements(
         for partition in topic.partitions:
             if partition.replacing >= 0 and partition.leader >= 0 and leaving.isdisjoint(partition.adding_replicas):
                 move_counts[bool(_stuck_replicas(partition, directories))] += 1
-    nodes = [node for node in view.nodes() if node not in leaving]
+    nodes = [node for node in view.placement_nodes() if node not in leaving]
     loads = Loads(view.state, nodes, directories.full_hosts(nodes))
     for topic in view.state.topics.values():
         for partition in topic.partitions:
@@ -296,7 +297,7 @@ def grow_internal_topics(
     (the disk has had no space for GROW_ELSEWHERE_MS). Without the wait, a disk that the copy itself
     has filled would be chosen again and again, since deleting the copy frees its space.
     """
-    nodes = view.nodes()
+    nodes = view.placement_nodes()
     full = directories.full_hosts(nodes)
     factor = default_replication_factor(len(nodes))
     changes: list[tuple[TopicState, PartitionChange]] = []

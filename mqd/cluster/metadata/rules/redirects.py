@@ -37,7 +37,7 @@ def first_retiring_index(topic: TopicState) -> int:
 
 
 def retired_into(topic: TopicState, successor: int) -> Sequence[PartitionState]:
-    """The retired partitions whose records the partition `successor` takes."""
+    """The retired partitions whose records go to partition `successor`."""
     first = first_retiring_index(topic)
     return topic.partitions[first + successor :: first] if successor < first < len(topic.partitions) else ()
 

@@ -69,9 +69,9 @@ def retire(
     view: View, name: str, partition_count: int, allow_moved_keys: bool, policy_default: str = "delete"
 ) -> list[Record]:
     """Sets which partitions are removed and which take their records. The active controller takes
-    the next steps (colocate, seal). The caller must already have asked the leaders of the partitions,
-    which alone know about open transactions. `policy_default`: the default cleanup.policy. Raises
-    Refusal.
+    the next steps (colocate, seal). The caller must already have asked the partitions' leaders whether
+    transactions are open, because only the leaders know. `policy_default`: the default
+    cleanup.policy. Raises Refusal.
     """
     topic = view.state.topics.get(name)
     if topic is None:
@@ -79,7 +79,8 @@ def retire(
     if name in INTERNAL_TOPICS:
         raise Refusal(
             ErrorCode.POLICY_VIOLATION,
-            f"The internal topic {name} cannot have fewer partitions: it has the state of all groups and transactions.",
+            f"The internal topic {name} cannot have fewer partitions: it holds the state of all groups and"
+            " transactions.",
         )
     current = len(topic.partitions)
     if not 0 < partition_count < current:

@@ -1,5 +1,5 @@
-"""The rules for topics with schedule.to, whose records are kept until their time and then delivered to
-another topic.
+"""The rules for topics with schedule.to, whose records are kept until their scheduled time and
+then delivered to another topic.
 """
 
 from collections.abc import Mapping

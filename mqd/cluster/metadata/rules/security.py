@@ -54,7 +54,10 @@ def _check_binding(binding: AclBinding) -> None:
 
 def delete_acls(state: MetadataState, change: messages.DeleteAcls, request_id: int) -> _Decision:
     if len(change.filters) > CHANGES_MAX:
-        raise Refusal(ErrorCode.INVALID_REQUEST, f"At most {CHANGES_MAX} filters in one request.")
+        raise Refusal(
+            ErrorCode.INVALID_REQUEST,
+            f"The request has {len(change.filters)} filters; at most {CHANGES_MAX} are allowed.",
+        )
     only_matches = [acl_filter.only_match() for acl_filter in change.filters]
     if only_matches.count(None) * len(state.acls) > COMPARISONS_MAX:
         raise Refusal(

@@ -182,7 +182,9 @@ def _check_brokers(state: MetadataState, update: messages.FeatureUpdate) -> None
 
 
 def move_completed(state: MetadataState, topic_id: bytes, index: int, node_id: int, directory: str) -> list[Record]:
-    """Returns no records if the partition is deleted, or already in the directory (a repeated request)."""
+    """Records that a broker has moved its replica to another of its directories. Returns no records if
+    the partition is deleted, or already in the directory (a repeated request).
+    """
     name = state.topics_by_id.get(topic_id)
     if name is None or not 0 <= index < len(state.topics[name].partitions):
         return []

@@ -94,7 +94,7 @@ def _check_not_internal(name: str, verb: str) -> None:
     if name in INTERNAL_TOPICS:
         raise Refusal(
             ErrorCode.POLICY_VIOLATION,
-            f"The internal topic {name} cannot be {verb}: it has the state of all groups and transactions.",
+            f"The internal topic {name} cannot be {verb}: it holds the state of all groups and transactions.",
         )
 
 
@@ -325,8 +325,8 @@ def alter_config(
 
 
 def _check_min_in_sync(topic: TopicState, config: Mapping[str, str], broker_default: Mapping[str, str]) -> None:
-    """R13: refuses a minimum that the in-sync replicas already satisfy: the metadata would then drop the
-    eligible replicas, which also have all records.
+    """R13: while a partition has eligible replicas, refuses a minimum that its in-sync replicas already
+    satisfy: the metadata would then drop the eligible replicas, which also have all records.
     """
     configured = configured_min_in_sync(config, broker_default)
     for partition in topic.partitions:
@@ -393,7 +393,7 @@ def _apply_operation(
     broker_config: Mapping[str, str],
 ) -> None:
     name, value, verb = operation.name, operation.value, operation.operation
-    if verb == "delete":  # also an unknown name, as in Kafka: tools delete throttles whether set or not
+    if verb == "delete":  # also an unknown name, as in Kafka: tools delete throttles that are not set
         _check_dynamic(rules, resource_type, name)
         config.pop(name, None)
         return

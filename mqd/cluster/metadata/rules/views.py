@@ -53,7 +53,7 @@ def create(
     if change.partition_count not in (-1, len(base.partitions)):
         raise Refusal(
             ErrorCode.INVALID_PARTITIONS,
-            f"A view has the {len(base.partitions)} partition(s) of {base.name}; leave the number out.",
+            f"A view has the {len(base.partitions)} partition(s) of {base.name}; omit the number of partitions.",
         )
     if sum(map(is_view, state.topics.values())) >= VIEWS_MAX:
         raise Refusal(ErrorCode.POLICY_VIOLATION, f"There are {VIEWS_MAX} views already; delete some.")
