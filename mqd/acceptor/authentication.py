@@ -95,7 +95,7 @@ class MetadataUsers:
         self._metadata = metadata
         self._parameter_counts: dict[str | None, Counter[CredentialParameters]] = {}
         self._counts_version = -1
-        self.token, self.token_verifier = tokens.valid, tokens.verifier
+        self.token, self.token_verifier = tokens.valid_token, tokens.verifier
 
     def verifier(self, user: str, mechanism: str) -> Verifier | None:
         credential = self._metadata.scram_credentials.get((user, scram.MECHANISM_NUMBERS[mechanism]))

@@ -14,7 +14,7 @@ from mqd.security.authorizer import Authorizer
 
 
 def _with_partitions_of(view: messages.TopicImage, base: messages.TopicImage | None) -> messages.TopicImage:
-    """The view with the partitions of its base. Operations that need a topic's own log must check
+    """Returns the view with the partitions of its base. Operations that need a topic's own log must check
     Metadata.log_of(): a view has none.
     """
     if base is None:  # the base still waits for slots on this host
@@ -69,7 +69,7 @@ class Metadata:
         self._views: dict[str, dict[str, messages.TopicImage]] = {}  # topic -> its views, as they were received
         # Topic id -> [(first index of added partitions, version that added them)], until all workers
         # have applied that version.
-        self._known_from: dict[bytes, list[tuple[int, int]]] = {}
+        self._pending_additions: dict[bytes, list[tuple[int, int]]] = {}
 
     def apply(self, message: messages.FromController) -> None:
         """Messages that are not metadata (responses, commands) change nothing."""
@@ -93,7 +93,7 @@ class Metadata:
                     self._note_shrunk(message.name, 0)
                     self._views.get(self.log_of(message.name), {}).pop(message.name, None)
                     del self.topics[message.name]
-                    self._known_from.pop(message.topic_id, None)
+                    self._pending_additions.pop(message.topic_id, None)
                     self._sorted_names = None
             case messages.BrokerConfigPut():
                 self.broker_config, self.broker_default_config = message.config, message.default_config
@@ -185,18 +185,18 @@ class Metadata:
         elif 0 <= new.partition_count < max(old.partition_count, len(old.partitions)):
             self._note_shrunk(old.name, new.partition_count)
 
-    def _known_from_with(self, image: messages.Image) -> dict[bytes, list[tuple[int, int]]]:
-        """Returns _known_from with the topics and partitions that the image adds."""
-        known_from = {}
+    def _pending_additions_with(self, image: messages.Image) -> dict[bytes, list[tuple[int, int]]]:
+        """Returns _pending_additions with the topics and partitions that the image adds."""
+        pending_additions = {}
         for topic in image.topics:
             old = self.by_id(topic.topic_id)
-            steps = list(self._known_from.get(topic.topic_id, ()))
-            known = len(old.partitions) if old is not None else 0
-            if len(topic.partitions) > known:
-                steps.append((known, image.version))
+            steps = list(self._pending_additions.get(topic.topic_id, ()))
+            old_count = len(old.partitions) if old is not None else 0
+            if len(topic.partitions) > old_count:
+                steps.append((old_count, image.version))
             if steps:
-                known_from[topic.topic_id] = steps
-        return known_from
+                pending_additions[topic.topic_id] = steps
+        return pending_additions
 
     def _replace_all(self, image: messages.Image) -> None:
         self.withheld = frozenset(image.withheld)
@@ -215,7 +215,7 @@ class Metadata:
             self._note_led_elsewhere(before, topic.partitions)
             if before.topic_id == topic.topic_id:
                 self._note_elections(before, topic.partitions)
-        self._known_from = self._known_from_with(image) if self.version >= 0 else {}
+        self._pending_additions = self._pending_additions_with(image) if self.version >= 0 else {}
         self.cluster_id, self.controller_id = image.cluster_id, image.controller_id
         self.brokers = {broker.node_id: broker for broker in image.brokers}
         self.topics = published
@@ -256,10 +256,10 @@ class Metadata:
         if old is None or old.topic_id != topic.topic_id:
             if old is not None:
                 self.names.pop(old.topic_id, None)
-            self._known_from[topic.topic_id] = [(0, version)]
+            self._pending_additions[topic.topic_id] = [(0, version)]
             self._sorted_names = None
         elif len(topic.partitions) > len(old.partitions):
-            self._known_from.setdefault(topic.topic_id, []).append((len(old.partitions), version))
+            self._pending_additions.setdefault(topic.topic_id, []).append((len(old.partitions), version))
         self.topics[topic.name] = topic
         self.names[topic.topic_id] = topic.name
 
@@ -288,8 +288,9 @@ class Metadata:
         return (topic.config.get(VIEW_OF) if topic is not None else None) or name
 
     def successor_of(self, name: str, index: int) -> int:
-        """The partition that took over the records of a partition that was retired and removed. -1: the
-        partition exists, or waits for a slot on this host, or this host knows of no retirement.
+        """Returns the index of the partition that took over the records of a partition that was
+        retired and removed; -1 if the partition exists, or waits for a slot on this host, or if
+        this host knows of no retirement.
         """
         topic = self.topics.get(name)
         if (
@@ -334,18 +335,18 @@ class Metadata:
         )
 
     def known_count(self, topic: messages.TopicImage, applied_version: int) -> int:
-        """How many of the topic's first partitions every worker knows."""
-        steps = self._known_from.get(topic.topic_id)
+        """Returns the number n such that every worker knows the topic's first n partitions."""
+        steps = self._pending_additions.get(topic.topic_id)
         if steps is None:
             return len(self.visible_partitions(topic))
         first_unknown = next((first for first, version in steps if version > applied_version), None)
         if first_unknown is None:
-            del self._known_from[topic.topic_id]
+            del self._pending_additions[topic.topic_id]
             return len(self.visible_partitions(topic))
         return min(first_unknown, len(self.visible_partitions(topic)))
 
     def sorted_names(self, from_name: str = "") -> list[str]:
-        """All names in order, from `from_name` on."""
+        """Returns the names of all topics in order, starting at `from_name`."""
         if self._sorted_names is None:
             self._sorted_names = sorted(self.topics)
         return (

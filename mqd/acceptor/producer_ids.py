@@ -21,8 +21,7 @@ async def allocate(broker: BrokerState) -> tuple[int, int]:
         if block.request is None:
             block.request = asyncio.get_running_loop().create_task(_request(broker))
         if await asyncio.shield(block.request):
-            # Whatever the error, the producer may retry: repeating the assignment of an id is
-            # harmless.
+            # Whatever the error, the producer may retry: it then simply gets another id.
             return -1, int(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
     block.next += 1
     return block.next - 1, 0

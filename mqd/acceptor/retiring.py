@@ -1,9 +1,9 @@
-"""Checks for open transactions, which only the leaders of the partitions know. Before partitions of
+"""Checks for open transactions: only the leaders of the partitions know them. Before partitions of
 a topic are retired, no transaction may be open on them; before partitions are added in their place,
 no transaction may be open that wrote to the removed ones.
 
-A transaction that begins after the leaders have answered but before the first step of a retirement
-ends normally, and no transaction writes to a removed partition:
+If a transaction begins after the leaders have answered but before the first step of a retirement,
+it ends normally. No transaction writes to a removed partition:
 docs/decisions/cluster/2026-11-21-retired-partitions.md.
 """
 
@@ -152,9 +152,10 @@ async def _open_transaction_error(
 async def _open_transactions(
     context: Context, header: RequestHeader, topic: messages.TopicImage, first_index: int
 ) -> list[OpenTransaction]:
-    """The transactions open on the partitions from `first_index` on. Raises _Undetermined, including
-    for a permanently lost partition, because only an operator knows that it will not return. A
-    leader that was elected uncleanly reports the open transactions in the remaining records.
+    """Returns the transactions open on the partitions with index `first_index` or higher. Raises
+    _Undetermined if a leader cannot say, even for a permanently lost partition: only an operator
+    knows that it will not return. A leader that was elected uncleanly reports the transactions
+    that are open in the remaining records.
     """
     by_leader: dict[int, list[int]] = {}
     if topic.partition_count > len(topic.partitions):
@@ -212,7 +213,7 @@ async def _open_transactions_at(
 
 
 async def _transactional_id(context: Context, header: RequestHeader, producer_id: int) -> str | None:
-    """Only for the error message. Returns None if no coordinator that responds knows the producer."""
+    """Looks the id up for the error message. Returns None if no coordinator that responds knows the producer."""
     request = ListTransactionsRequest(state_filters=[], producer_id_filters=[producer_id], duration_filter=-1)
     responses: list[object] = [await list_transactions.handle(context, header, request)]
     broker, service = context.broker, context.broker.transactions

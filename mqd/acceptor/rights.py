@@ -4,7 +4,8 @@ those of Kafka's KafkaApis and ControllerApis.
 A rule applies to a request as a whole (WholeRule) or to each of its elements (ElementRule). Denied
 elements are answered here with Kafka's error code, and the handler gets the request without them.
 Rights that the table cannot express are checked by the handlers (Context.authorize). An API that is
-not in the table is denied to all: BY_HANDLER and OPEN are entries too.
+not in the table is denied to all clients, so APIs that need no check here are listed, too: as
+BY_HANDLER or OPEN.
 
 Requests of other hosts of the cluster, which have proven that they hold its key, are not checked.
 """
@@ -30,7 +31,8 @@ DENIAL_ERRORS: dict[int, int] = {
 }
 """Resource type -> the error code of a denial."""
 
-# (context, header, request, element; in a WholeRule the request again) -> 0 or Kafka's error code
+# (context, header, request, element) -> 0 or Kafka's error code; for a WholeRule, the element is the
+# request
 Check = Callable[[Context, RequestHeader, Any, Any], int]
 
 
@@ -42,19 +44,19 @@ class ElementRule(NamedTuple):
     field: str  # a field of the request
     response_field: str  # a field of the response
     check: Check
-    parts: str = ""  # field of an element that lists its parts, which the response to a denied element omits
+    parts_field: str = ""  # a field of an element, emptied in the response if the element is denied
     is_group_first: bool = False  # the handler checks the group even if no element is left; see AuthorizedRequest
 
 
 class AuthorizedRequest(NamedTuple):
     """`request`: the part for the handler; None: nothing is left. `denied_response`: the response
-    to the rest, to be joined with the handler's response; but with `is_group_first`, a handler's
-    error of the whole request is the only response.
+    to the denied part, to be joined with the handler's response. With `is_group_first`, if the
+    handler refuses the whole request, its response is the only one.
     """
 
     request: object | None
     denied_response: object | None = None
-    joined: str = ""  # the field of both responses that lists the elements
+    joined_field: str = ""  # the field of both responses that lists the elements
     is_group_first: bool = False
 
     def complete(self, response: Any) -> object | None:
@@ -64,7 +66,7 @@ class AuthorizedRequest(NamedTuple):
             return self.denied_response
         if self.is_group_first and response.error_code:
             return response
-        getattr(response, self.joined).extend(getattr(self.denied_response, self.joined))
+        getattr(response, self.joined_field).extend(getattr(self.denied_response, self.joined_field))
         return response
 
 
@@ -93,8 +95,10 @@ def _authorize_elements(context: Context, header: RequestHeader, request: Any, r
         return AuthorizedRequest(request)
     elements: list[object] = []
     for error, refused_elements in denied.items():
-        if rule.parts:
-            refused_elements = [msgspec.structs.replace(element, **{rule.parts: []}) for element in refused_elements]
+        if rule.parts_field:
+            refused_elements = [
+                msgspec.structs.replace(element, **{rule.parts_field: []}) for element in refused_elements
+            ]
         part = msgspec.structs.replace(request, **{rule.field: refused_elements})
         elements += getattr(_error_response(header, part, error), rule.response_field)
     denied_response = message_class(header.api_key, "Response")(**{rule.response_field: elements})
@@ -182,8 +186,9 @@ def _check_coordinator_key(context: Context, header: RequestHeader, request: Any
 
 
 def _check_find_coordinator(context: Context, header: RequestHeader, request: Any, _: Any) -> int:
-    """Only hosts may look up coordinators of share-partitions, from version 6 on; the handler refuses
-    lower versions. Below version 4 a request has a single key."""
+    """Only hosts may look up coordinators of share-partitions. That needs version 6; the handler
+    refuses lower versions. Below version 4 a request has a single key.
+    """
     if request.key_type == SHARE_COORDINATOR and header.api_version >= 6:
         return cluster(Operation.CLUSTER_ACTION).check(context, header, request, request)
     return _check_coordinator_key(context, header, request, request.key) if header.api_version < 4 else 0
@@ -211,8 +216,9 @@ def may_schedule(context: Context, configs: Iterable[Any]) -> bool:
 
 
 def may_create_view(context: Context, configs: Iterable[Any]) -> bool:
-    """Whether the client may create a view: it needs READ on the base topic, because the view shows its
-    records to other readers."""
+    """Whether the client may create a view: it needs READ on the base topic, because the view shows
+    the base topic's records to other readers.
+    """
     bases = [config.value for config in configs if config.name == VIEW_OF and config.value]
     return all(context.authorize(Operation.READ, ResourceType.TOPIC, base) for base in bases)
 
@@ -335,7 +341,7 @@ RIGHTS: dict[int, tuple[WholeRule | ElementRule, ...]] = {
     81: (cluster(ALTER),),
     88: (group(READ),),
     89: (ElementRule("group_ids", "groups", requires(ResourceType.GROUP, DESCRIBE)),),
-    90: (ElementRule("groups", "groups", requires(ResourceType.GROUP, DESCRIBE, "group_id"), parts="topics"),),
+    90: (ElementRule("groups", "groups", requires(ResourceType.GROUP, DESCRIBE, "group_id"), parts_field="topics"),),
     91: (group(READ), SHARE_TOPICS),
     92: (group(DELETE), SHARE_TOPICS),
 }

@@ -2,14 +2,15 @@
 
 Kafka's share coordinator deletes the records before the oldest snapshot in use, and makes
 snapshots of idle share-partitions now and then so that this offset advances. Here a prune makes
-them: every share-partition of one partition of the log writes a snapshot, then everything before the
-first of these snapshots is deleted. A prune is due when it would delete at least RECORDS_MIN
+these snapshots: in one partition of the topic, every share-partition writes a snapshot; then
+everything before the first of these snapshots is deleted. A prune is due when it would delete at least RECORDS_MIN
 records, and at least twice as many as it would write.
 
 Invariants
-    U1  the log from the new start on is enough to rebuild every share-partition: those that exist
-        when the start is chosen have a snapshot above it, and later ones begin above it
-    U2  a prune deletes nothing if the leader epoch has changed since it began: the log may differ
+    U1  what a prune leaves in the log is enough to rebuild every share-partition: those that exist
+        when the new log start is chosen have a snapshot after it, and later ones begin after it
+    U2  a prune deletes nothing if the leader epoch has changed since it began: the log may be
+        another one
 Bounds: at most IN_FLIGHT_MAX snapshots are in flight. Concurrency: the event loop's thread.
 """
 

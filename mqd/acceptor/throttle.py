@@ -26,12 +26,12 @@ _SASL_HANDSHAKE, _SASL_AUTHENTICATE = 17, 36
 class TimedAwaitable:
     """An awaitable that sums the duration of its steps in `work_ns`."""
 
-    def __init__(self, work: Awaitable[object]) -> None:
-        self._work = work
+    def __init__(self, awaitable: Awaitable[object]) -> None:
+        self._awaitable = awaitable
         self.work_ns = 0
 
     def __await__(self) -> Generator[Any, Any, object]:
-        steps = self._work.__await__()
+        steps = self._awaitable.__await__()
         send: Any = None
         raised: BaseException | None = None
         while True:
@@ -99,8 +99,8 @@ class MutationQuota:
 async def run_and_charge(
     handling: Awaitable[object], context: Context, header: RequestHeader, began_s: float
 ) -> object:
-    """Runs the handler; its response carries the throttle time. The time spent since `began_s`
-    (perf_counter) counts too.
+    """Runs the handler, charges the client for its time, and sets the throttle time in its response.
+    The time spent since `began_s` (perf_counter) counts too.
     """
     measured = TimedAwaitable(handling)
     decoding_ns = int((time.perf_counter() - began_s) * 1e9)

@@ -44,13 +44,13 @@ class Tokens:
             self._ids = {known_hmac: token_id for known_hmac, token_id in self._ids.items() if token_id in by_id}
         return by_id.get(self._ids.get(token_hmac, ""))
 
-    def valid(self, token_id: str) -> DelegationToken | None:
+    def valid_token(self, token_id: str) -> DelegationToken | None:
         """The token, if its client may authenticate with it."""
         token = self._metadata.delegation_tokens.get(token_id) if self._secret else None
         return token if token is not None and not is_expired(token, clock.now_ms()) else None
 
     def verifier(self, token_id: str, mechanism: str, seed: bytes) -> Verifier | None:
-        if self.valid(token_id) is None:
+        if self.valid_token(token_id) is None:
             return None
         key = token_id, mechanism, seed
         verifier = self._verifiers.get(key)

@@ -10,9 +10,10 @@ this broker, so this broker sends the request on its behalf.
                    the client's response
 
 Invariants
-    E1  a client gains no rights by being relayed: a request in an Envelope has a client's rights,
-        checked with the address that the client has on its own host, whichever host sent it; only
-        RELAYED APIs are accepted. A host marks its own requests with `is_host`
+    E1  a client gains no rights by being relayed: a request in an Envelope has the rights of its
+        client, not those of the host that sent it, and is checked with the address from which the
+        client reached that host. Only RELAYED APIs are accepted. A host marks its own requests
+        with `is_host`
     E2  when the other host is unreachable or does not respond, this host responds NOT_COORDINATOR
         or similar, and the client retries. A request may therefore be carried out twice, which is
         safe for each of these APIs (Kafka's clients do the same after a lost connection)
@@ -46,9 +47,9 @@ from mqd.security.principal import ANONYMOUS
 
 ENVELOPE = 58
 LIST_OFFSETS, OFFSET_FETCH, INIT_PRODUCER_ID, ADD_PARTITIONS_TO_TXN = 2, 9, 22, 24
-# APIs that name their group in group_id; OffsetFetch has its own form
+# APIs that name one group, in group_id; OffsetFetch may name several
 GROUP_APIS = frozenset((8, 11, 12, 13, 14, 28, 68))
-# APIs that name their transactional_id; InitProducerId and AddPartitionsToTxn have their own forms
+# APIs that always name a transactional id, in transactional_id
 TRANSACTION_APIS = frozenset((25, 26))
 RELAYED = GROUP_APIS | TRANSACTION_APIS | {LIST_OFFSETS, OFFSET_FETCH, INIT_PRODUCER_ID, ADD_PARTITIONS_TO_TXN}
 # JoinGroup and SyncGroup wait for other members of the group
@@ -88,8 +89,8 @@ class Relaying:
         frame: bytes,
         respond_locally: Callable[[object], Awaitable[object | None]],
     ) -> bytes | object | None:
-        """The other host's response frame or, for ListOffsets, the response. None if this host must
-        answer. `respond_locally(request)`: this host's response.
+        """Returns the other host's response frame or, for ListOffsets, the response itself; None if
+        this host must answer. `respond_locally(request)` returns this host's response.
         """
         if origin.listener_id != LISTENER_LOCAL or header.api_key not in RELAYED:
             return None
@@ -109,8 +110,8 @@ class Relaying:
     # -- coordinators ------------------------------------------------------------------------------
 
     def _coordinator_of(self, header: RequestHeader, request: object) -> int:
-        """The other host that coordinates the requested names; -1 if this host, no host or more than one
-        host coordinates them.
+        """Returns the node id of the other host that coordinates all requested names; -1 if this host
+        coordinates one of them, if different hosts do, or if no host does.
         """
         names = coordinated_names(header, request)
         is_for_groups = header.api_key in GROUP_APIS or header.api_key == OFFSET_FETCH
@@ -254,8 +255,8 @@ def coordinated_names(header: RequestHeader, request: Any) -> list[str]:
 
 
 def own_address(broker: BrokerState) -> bytes:
-    """This host's address, reported as the client's host in descriptions of group members. Empty if
-    it is configured as a name.
+    """Returns this host's address, packed; descriptions of group members show it as the client's
+    host. Empty if a host name is configured instead of an address.
     """
     own = broker.metadata.brokers.get(broker.node_id)
     try:
@@ -282,7 +283,7 @@ def _decode_envelope(frame: bytes) -> tuple[int, EnvelopeRequest]:
 
 async def serve(frame: bytes, respond: Callable[[Origin, bytes], Awaitable[bytes | None]]) -> bytes | None:
     """Serves a client's request that another host has relayed. Returns the response's frame, or None
-    if the connection must be closed. `respond(address, frame)` -> the response's frame.
+    if the connection must be closed. `respond(origin, frame)` returns the response's frame.
     """
     try:
         correlation_id, envelope = _decode_envelope(frame)

@@ -62,7 +62,7 @@ def collect(metadata: Metadata, node_id: int) -> Iterator[Any]:
     )
     yield GaugeMetricFamily(
         "mqd_cluster_partitions_without_leader",
-        "Partitions of the whole cluster without a leader",
+        "Partitions without a leader, in the whole cluster",
         value=without_leader,
     )
     yield CounterMetricFamily(

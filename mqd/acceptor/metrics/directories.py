@@ -16,8 +16,8 @@ T = TypeVar("T")
 
 
 class CachedQuery(Generic[T]):
-    """The last result of `query`. The query runs again only when the result is older than `cache_s` and
-    than CPU_FACTOR times the query's CPU time, so a costly query runs less often.
+    """The last result of `query`. The query runs again only when the result is older than both
+    `cache_s` and CPU_FACTOR times the query's CPU time, so a costly query runs less often.
     """
 
     def __init__(self, query: Callable[[], T], cache_s: float) -> None:

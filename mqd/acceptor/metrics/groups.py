@@ -1,8 +1,8 @@
 """Lag and members of groups as metrics, under the names of kafka_exporter, which existing dashboards
 use.
 
-Bound: the first SERIES_MAX partitions in order of group names; the number of omitted
-partitions is a metric, too. Sums by topic cover only the partitions that are shown.
+Bound: only the first SERIES_MAX partitions, in order of group names, are shown; the number of
+omitted partitions is a metric, too. Sums by topic cover only the partitions that are shown.
 """
 
 import itertools
@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from mqd.acceptor.broker import Broker
 from mqd.acceptor.metrics.positions import groups, positions
-from mqd.acceptor.metrics.waiting import GroupPartition, Waiting
+from mqd.acceptor.metrics.waiting import GroupPartition, WaitingRecord
 from mqd.base.clock import now_ms
 
 SERIES_MAX = 10_000
@@ -21,7 +21,7 @@ SERIES_MAX = 10_000
 _LABELS = ["consumergroup", "topic", "partition"]
 
 
-def collect(broker: Broker, waiting: Mapping[GroupPartition, Waiting]) -> Iterator[Any]:
+def collect(broker: Broker, waiting: Mapping[GroupPartition, WaitingRecord]) -> Iterator[Any]:
     offset = GaugeMetricFamily(
         "kafka_consumergroup_current_offset",
         "Committed offset of a group in a partition; for a share group, the first unfinished record",
@@ -44,7 +44,7 @@ def collect(broker: Broker, waiting: Mapping[GroupPartition, Waiting]) -> Iterat
         "How long the rebalance under way has lasted, 0 if there is none",
         labels=_LABELS[:1],
     )
-    left_out = GaugeMetricFamily(
+    not_shown = GaugeMetricFamily(
         "mqd_consumergroup_partitions_not_exported", f"Partitions of groups beyond the {SERIES_MAX} that are shown"
     )
     coordinators = broker.coordinators
@@ -72,8 +72,8 @@ def collect(broker: Broker, waiting: Mapping[GroupPartition, Waiting]) -> Iterat
                 elif waiting_record is not None and waiting_record.since_ms >= 0:
                     lag_seconds.add_metric(labels, max(0, now_ms() - waiting_record.since_ms) / 1000)
         lag_sum.add_metric([name, topic], topic_lag)
-    left_out.add_metric([], max(0, len(all_positions) - SERIES_MAX))
-    yield from (offset, lag, lag_seconds, lag_sum, members, rebalance, left_out)
+    not_shown.add_metric([], max(0, len(all_positions) - SERIES_MAX))
+    yield from (offset, lag, lag_seconds, lag_sum, members, rebalance, not_shown)
     if coordinators is not None:
         budget = coordinators.budget
         yield GaugeMetricFamily("mqd_group_memory_bytes", "Approximate memory of all groups", budget.used_bytes)
@@ -98,7 +98,7 @@ def _dead_letters(broker: Broker) -> Iterator[Any]:
     )
     oldest = GaugeMetricFamily(
         "mqd_dead_letters_oldest_seconds",
-        "How long the oldest record without its dead letter has waited, as far as this process knows",
+        "How long the oldest record without its dead letter has waited, since this process learned of it",
         labels=["group"],
     )
     if broker.dead_letters is not None:

@@ -118,7 +118,7 @@ _LOOP_CAUSES = {
 _POWERS = 32
 
 
-class _Directory(NamedTuple):
+class _DirectoryUsage(NamedTuple):
     """`sizes`: bytes, by topic and partition. `file_system` None: the directory is unusable."""
 
     sizes: dict[tuple[str, int], int]
@@ -154,7 +154,7 @@ def histogram_buckets(counts: Any) -> tuple[list[tuple[str, float]], float]:
 
 
 class Metrics:
-    """Collector for scrapes, in the thread that renders."""
+    """Collects the metrics of a scrape, in the thread that renders the page."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
@@ -227,11 +227,11 @@ class Metrics:
         failed = CounterMetricFamily(
             "mqd_handler_failures", "Requests after which the connection was closed", labels=["api"]
         )
-        for api, requests in list(self._observer.requests.items()):
+        for api, stats in list(self._observer.requests.items()):
             bounds = [*map(repr, HANDLER_BUCKETS), "+Inf"]
-            times.add_metric([api], list(zip(bounds, accumulate(requests.counts))), requests.seconds)
-            if requests.failed_count:
-                failed.add_metric([api], requests.failed_count)
+            times.add_metric([api], list(zip(bounds, accumulate(stats.counts))), stats.seconds)
+            if stats.failed_count:
+                failed.add_metric([api], stats.failed_count)
         yield from (times, failed)
 
     def _deaths(self) -> CounterMetricFamily:
@@ -329,7 +329,7 @@ class Metrics:
         sizes = [None if directory is None else directory.sizes for directory in measured]
         return partition_metrics.text(self._broker, self._control.slot_view, sizes, damaged)
 
-    def _measure(self, log_dir: int) -> "_Directory":
+    def _measure(self, log_dir: int) -> "_DirectoryUsage":
         """Measures one log directory. Blocks until it responds."""
         sizes = {}
         for topic in self._broker.metadata.topics_with_logs():
@@ -340,9 +340,9 @@ class Metrics:
                     except OSError:
                         continue  # the directory is offline; mqd_partition_online shows that
         try:
-            return _Directory(sizes, os.statvfs(self._broker.log_dirs[log_dir]))
+            return _DirectoryUsage(sizes, os.statvfs(self._broker.log_dirs[log_dir]))
         except OSError:
-            return _Directory(sizes)
+            return _DirectoryUsage(sizes)
 
     def _read_reports(self) -> "_Reports":
         workers = range(self._worker_count)

@@ -27,8 +27,8 @@ def text(
     sizes: Sequence[Mapping[tuple[str, int], int] | None],
     damaged: Mapping[tuple[int, bytes, int], int],
 ) -> str:
-    """`sizes`: of each log directory, bytes by topic and partition; None: it has never responded.
-    `damaged`: segments by worker, topic id and partition.
+    """`sizes`: for each log directory, the bytes by topic and partition; None if the directory has
+    never responded. `damaged`: number of damaged segments by worker, topic id and partition.
     """
     families: list[list[str]] = [[f"# HELP {name} {help_text}\n# TYPE {name} gauge\n"] for name, help_text in FAMILIES]
     # each: (append to the lines of the family, name of the family)

@@ -9,10 +9,10 @@ M1  at most CONNECTIONS_MAX descriptors. When all are taken, a new connection ev
     connections). A scraper that sends its request immediately gets a response even if others stay
     silent.
 M2  a connection is closed if its request is not complete REQUEST_S after the accept, if the page is
-    not ready RENDER_S after that, or if it has not read the page RESPONSE_S after that.
+    not ready RENDER_S after that, or if its client has not read the page RESPONSE_S after that.
 M3  the page is rendered by one thread at a time, for all requests that arrive before it is done.
-    Between two renderings at least PAUSE_MIN_S pass, and PAUSE_FACTOR times the CPU time of the last
-    one, so rendering never takes more than a quarter of a CPU. A scrape that arrives sooner waits,
+    Each rendering is followed by a pause: PAUSE_FACTOR times the CPU time that it took, and at
+    least PAUSE_MIN_S. So rendering never takes more than a quarter of a CPU. A scrape that arrives sooner waits,
     so a response is never older than the duration of one rendering.
 M4  a request is at most REQUEST_BYTES_MAX; a TLS handshake is part of the request's time.
 M5  if a token is configured, a request without it gets only an error; /health needs no token,
@@ -99,16 +99,25 @@ class HealthChecks(Protocol):
 
 class _Client:
     """`to_send` None: the request is incomplete, or the response for `awaited_path` is not ready
-    yet. `progress_s`: when it last received or sent something. Times are time.monotonic().
+    yet. `progress_s`: the time of the last receive or send. Times are time.monotonic().
     """
 
-    __slots__ = ("deadline_s", "events", "progress_s", "received", "in_handshake", "socket", "to_send", "awaited_path")
+    __slots__ = (
+        "deadline_s",
+        "events",
+        "progress_s",
+        "received",
+        "is_in_handshake",
+        "socket",
+        "to_send",
+        "awaited_path",
+    )
 
     def __init__(self, connection: socket.socket, now: float) -> None:
         self.socket = connection
         self.received = b""
         self.events = selectors.EVENT_READ
-        self.in_handshake = False  # a TLS handshake that is not complete
+        self.is_in_handshake = False  # a TLS handshake that is not complete
         self.awaited_path = ""
         self.to_send: memoryview | None = None
         self.progress_s = now
@@ -116,8 +125,8 @@ class _Client:
 
 
 def route(received: bytes, token: _Token | None = None) -> bytes | str | None:
-    """The path if it is served here, otherwise the complete response; None while the request is
-    incomplete.
+    """Returns the requested path if it is served here, or else the complete error response; None
+    while the request is incomplete.
     """
     if received[:1] == bytes([_TLS_HANDSHAKE]):
         return _BAD_REQUEST  # a TLS handshake, in which no end of a request would ever be found
@@ -136,7 +145,9 @@ def route(received: bytes, token: _Token | None = None) -> bytes | str | None:
 
 
 class MetricsServer:
-    """`render()` returns the page's text, in a thread of its own; it may take long, and raise."""
+    """`render()` returns the page's text. It is called in a thread of its own; it may take long, and
+    may raise.
+    """
 
     def __init__(
         self,
@@ -294,15 +305,17 @@ class MetricsServer:
                 return False
             if not self._wrap(client, tls):
                 return False
-        if client.in_handshake:
+        if client.is_in_handshake:
             assert isinstance(client.socket, ssl.SSLSocket)
             client.socket.do_handshake()
-            client.in_handshake = False
+            client.is_in_handshake = False
             self._watch(client, selectors.EVENT_READ)
         return True
 
     def _wrap(self, client: _Client, tls: _Tls) -> bool:
-        """False: the client has reset the connection; wrap_socket() then fails and has closed the socket."""
+        """Returns False if the client has reset the connection: wrap_socket() has then failed, and has
+        already closed the socket.
+        """
         self._selector.unregister(client.socket)
         try:
             client.socket = tls.current().wrap_socket(
@@ -313,7 +326,7 @@ class MetricsServer:
             self._clients.discard(client)
             client.socket.close()
             return False
-        client.in_handshake = True
+        client.is_in_handshake = True
         return True
 
     def _receive(self, client: _Client) -> None:
@@ -413,7 +426,8 @@ class MetricsServer:
 
 def listen(configured: Listener, usual_port: int, is_fixed: bool) -> socket.socket | None:
     """Listens on the port of `configured`; if that is 0 and not fixed, on `usual_port`. If a port
-    that is not fixed is taken, a free one is used instead, with a log line. None: it cannot listen.
+    that is not fixed is taken, uses a free one instead, and logs that. Returns None if this host
+    cannot listen.
     """
     first = configured.port if is_fixed or configured.port else usual_port if usual_port <= 65535 else 0
     family = socket.AF_INET6 if ":" in configured.host else socket.AF_INET

@@ -22,9 +22,9 @@ LOOKUPS_MAX = 200
 GroupPartition = tuple[str, str, int]  # group, topic, partition
 
 
-class Waiting(NamedTuple):
-    """`round_number`: of the measurement that read the timestamp. `since_ms`: the timestamp of the
-    first record at or after `offset`; -1 = it cannot be read.
+class WaitingRecord(NamedTuple):
+    """The first record that a group has not read: the first at or after `offset`. `since_ms`: its
+    timestamp; -1 = it cannot be read. `round_number`: the measurement that read the timestamp.
     """
 
     round_number: int
@@ -33,7 +33,7 @@ class Waiting(NamedTuple):
     since_ms: int
 
 
-class _Unread(NamedTuple):
+class _UnreadPosition(NamedTuple):
     image: PartitionImage
     topic_id: bytes
     offset: int
@@ -45,10 +45,10 @@ class WaitingTimes:
 
     def __init__(self, broker: Broker, log_dir: int) -> None:
         self._broker, self._log_dir = broker, log_dir
-        self._results: dict[GroupPartition, Waiting] = {}
+        self._results: dict[GroupPartition, WaitingRecord] = {}
         self._round_number = 0
 
-    def measure(self) -> dict[GroupPartition, Waiting]:
+    def measure(self) -> dict[GroupPartition, WaitingRecord]:
         """Blocks until the directory responds."""
         self._round_number += 1
         unread = dict(self._unread())
@@ -63,13 +63,13 @@ class WaitingTimes:
         changed_keys.sort(key=lambda key: results[key].round_number if key in results else 0)
         for key in changed_keys[:LOOKUPS_MAX]:
             position = unread[key]
-            results[key] = Waiting(
+            results[key] = WaitingRecord(
                 self._round_number, position.topic_id, position.offset, self._since_ms(key, position)
             )
         self._results = results
         return results
 
-    def _since_ms(self, key: GroupPartition, position: _Unread) -> int:
+    def _since_ms(self, key: GroupPartition, position: _UnreadPosition) -> int:
         view = position.view
         try:
             path = self._broker.path_of(key[1], position.image)
@@ -78,7 +78,7 @@ class WaitingTimes:
             return -1
         return record.timestamp_ms
 
-    def _unread(self) -> Iterator[tuple[GroupPartition, _Unread]]:
+    def _unread(self) -> Iterator[tuple[GroupPartition, _UnreadPosition]]:
         for position in positions(self._broker):
             topic = self._broker.metadata.topics.get(position.topic)
             image = self._broker.partition_of(position.topic, position.partition)
@@ -88,5 +88,5 @@ class WaitingTimes:
             if view is not None and position.offset < view.high_watermark:
                 yield (
                     (position.group, position.topic, position.partition),
-                    _Unread(image, topic.topic_id, position.offset, view),
+                    _UnreadPosition(image, topic.topic_id, position.offset, view),
                 )
