@@ -39,7 +39,7 @@ class ClusterListeners(NamedTuple):
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """ "HOST:PORT" or "[::1]:PORT". Raises ValueError."""
+    """Parses "HOST:PORT" or "[::1]:PORT". Raises ValueError."""
     match = re.fullmatch(r"\s*(?:\[([0-9a-fA-F:.]+)\]|([^:\[\]/\s]*)):([0-9]{1,5})\s*", text)
     if match is None or int(match[3]) > 65535:
         raise ValueError(f"{text.strip()!r} is not HOST:PORT (IPv6: [::1]:PORT)")
@@ -90,7 +90,8 @@ def _host_listener(
             raise ConfigError(f"{name}: {error}", name, text) from error
     if port > 65535:
         raise ConfigError(
-            f"{name} is not set, and the clients' port {client_listener.port} is too high for a default; set it",
+            f"{name} is not set, and has no default because the clients' port {client_listener.port} is too high; set"
+            f" {name}=HOST:PORT",
             name,
             None,
         )
@@ -146,9 +147,9 @@ def check(config: Mapping[str, str]) -> None:
     seeds(config)
     listeners = cluster_listeners(config)
     for name, listener in zip(("controller.listener", "inter.broker.listener"), listeners or (), strict=False):
-        is_open = not _LOOPBACK.fullmatch(listener.host)
-        if (is_open or config.get("authorizer.class.name")) and not config.get("cluster.key.file"):
-            others = "other machines" if is_open else "other users of this machine, who otherwise have no permissions"
+        is_remote = not _LOOPBACK.fullmatch(listener.host)
+        if (is_remote or config.get("authorizer.class.name")) and not config.get("cluster.key.file"):
+            others = "other machines" if is_remote else "other users of this machine, who otherwise have no permissions"
             raise ConfigError(
                 f"{name}={format_address(listener.host, listener.port)} can be reached from {others}, so hosts must"
                 " authenticate: make a key with `mqd cluster key FILE`, copy it to every host and set"

@@ -156,8 +156,8 @@ def load_broker(
     defaults: Mapping[str, str] | None = None,
     secret_variables: set[str] | None = None,
 ) -> dict[str, str]:
-    """A broker's complete configuration: every property with a value, in canonical text, references
-    resolved (config_providers.py), and cross-checked.
+    """Returns a broker's complete configuration: every property that has a value, in canonical text.
+    References are resolved (config_providers.py), and the values are checked against each other.
 
     `environment` is usually os.environ, `overrides` come from the command line, `defaults` from
     `mqd up --secure`; any other source overrides these. Absent from the result: properties that
@@ -402,16 +402,16 @@ def usable_cpu_count(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
 
 
 def broker_effective(static: Mapping[str, str], dynamic: Mapping[str, str]) -> dict[str, str]:
-    """The configuration loaded at start, overlaid with run-time settings."""
+    """Returns the configuration loaded at start, overlaid with run-time settings."""
     return {**static, **dynamic}
 
 
 def validate_broker_dynamic(
     config: Mapping[str, str | None], static: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Validates properties to be set on a running broker; returns them in canonical text (None:
-    removed, the static value applies again). With `static`, also checks that they are consistent
-    with it. Raises ConfigError.
+    """Validates properties to be set on a running broker; returns them in canonical text. The value
+    None removes a property, so that its static value applies again. With `static`, also checks
+    that the result is consistent with it. Raises ConfigError.
     """
     canonical: dict[str, str] = {}
     for name, text in config.items():
@@ -469,10 +469,10 @@ def arena_bytes(config: Mapping[str, str]) -> tuple[int, int]:
 def validate_topic(
     config: Mapping[str, str | None], clustered: bool = False, request_bytes_max: int = INT_MAX
 ) -> dict[str, str]:
-    """Validates settings of a topic; returns them in canonical text (None: removed, the broker's
-    value applies). `clustered`: this host can create partitions with more than one replica.
-    `request_bytes_max`: this host's socket.request.max.bytes. Raises ConfigError (INVALID_CONFIG,
-    40).
+    """Validates settings of a topic; returns them in canonical text. The value None removes a
+    setting, so that the broker's value applies. `clustered`: this host can create partitions with
+    more than one replica. `request_bytes_max`: this host's socket.request.max.bytes. Raises
+    ConfigError (INVALID_CONFIG, 40).
     """
     canonical: dict[str, str] = {}
     for name, text in config.items():

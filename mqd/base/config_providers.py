@@ -1,6 +1,6 @@
-"""Values that are kept elsewhere: `${file:PATH:KEY}`, `${env:NAME}` and `${dir:PATH:FILE}` in a
-broker's configuration, which Kafka implements as FileConfigProvider, EnvVarConfigProvider and
-DirectoryConfigProvider (KIP-297, KIP-421, KIP-887).
+"""Resolves the references `${file:PATH:KEY}`, `${env:NAME}` and `${dir:PATH:FILE}` in a broker's
+configuration. In Kafka, FileConfigProvider, EnvVarConfigProvider and DirectoryConfigProvider do this
+(KIP-297, KIP-421, KIP-887).
 
 If `config.providers` is not set, all three are available under these names; if it is set, only the
 providers that it lists, restricted by their parameters `allowed.paths` and `allowlist.pattern`. A
@@ -34,7 +34,7 @@ Parse = Callable[[str], Mapping[str, tuple[str, int]]]  # parses Java's .propert
 
 
 class Providers:
-    """Resolves references by the configured providers. `settings`: name -> value of config.providers
+    """Resolves references with the configured providers. `settings`: name -> value of config.providers
     and config.providers.*. Raises ConfigError.
     """
 
@@ -55,14 +55,14 @@ class Providers:
                 raise ConfigError(f"{key} cannot be set: {PROVIDERS} lists no provider with such a setting", key)
 
     def _declare(self, name: str, settings: Mapping[str, str]) -> set[str]:
-        """Returns the names of the provider's settings."""
+        """Adds the provider. Returns the names of its settings."""
         class_key = f"{PARAMETERS}{name}.class"
         class_name = settings.get(class_key, "").strip()
         if not class_name:
             raise ConfigError(f"{PROVIDERS} lists {name}, but {class_key} is not set", class_key)
         if class_name not in _CLASSES:
             raise ConfigError(
-                f"{class_key} cannot be {class_name!r}: the broker loads no Java classes; it has its own"
+                f"{class_key} cannot be {class_name!r}: the broker loads no Java classes; only these are built in:"
                 f" {', '.join(_CLASSES)}",
                 class_key,
                 class_name,

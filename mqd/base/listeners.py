@@ -198,8 +198,8 @@ def endpoints(config: Mapping[str, str], bound: list[tuple[str, int]]) -> dict[s
 
 
 def override_of(name: str) -> tuple[str, str] | None:
-    """("NAME", "property") of `listener.name.NAME.property` (NAME has no dot), or None for another
-    name.
+    """Splits `listener.name.NAME.property` into ("NAME", "property"); NAME has no dot. Returns None
+    for any other name.
     """
     listener, _, key = name.removeprefix(OVERRIDE_PREFIX).partition(".")
     return (listener.upper(), key) if name.startswith(OVERRIDE_PREFIX) and listener and key else None
@@ -210,7 +210,7 @@ def override_name(listener: str, key: str) -> str:
 
 
 def own_settings(config: Mapping[str, str], name: str) -> dict[str, str]:
-    """The settings that are set for this listener alone."""
+    """The settings made for this listener alone, without their prefix."""
     prefix = override_name(name, "")
     return {key.removeprefix(prefix): value for key, value in config.items() if key.startswith(prefix)}
 

@@ -62,7 +62,7 @@ def default_data_dir() -> Path:
 
 
 def run_dir(data_dir: str | os.PathLike[str]) -> Path:
-    """The directory of this data directory's sockets. Creates nothing. Raises PermissionError if
+    """Returns the directory for the sockets of this data directory. Creates nothing. Raises PermissionError if
     another user created it.
     """
     absolute = os.path.realpath(data_dir)
@@ -79,8 +79,8 @@ def run_dir(data_dir: str | os.PathLike[str]) -> Path:
 
 
 def _open_private_directory(directory: Path) -> int:
-    """A descriptor of a directory, not of a link to one, that this user owns and no other may
-    write. Raises PermissionError, FileNotFoundError.
+    """Opens a directory that this user owns and no other user may write. Does not follow a link.
+    Raises PermissionError, FileNotFoundError.
     """
     try:
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -135,20 +135,20 @@ def layout(data_dir: str | os.PathLike[str]) -> Layout:
 
 
 def keep_private() -> None:
-    """Called at the start of every process of a broker: its files are accessible to its own user
-    only. They hold records, metadata and keys.
+    """Makes the files that this process creates accessible to its own user only: they hold records,
+    metadata and keys. Called at the start of every process of a broker.
     """
     os.umask(0o077)
 
 
-def tighten(directory: str | os.PathLike[str], passable: int = 0) -> bool:
-    """Removes other users' access to a directory of this user, except `passable` (bits of 0o011:
-    may traverse, cannot list). Returns whether other users could read or write it.
+def tighten(directory: str | os.PathLike[str], traverse_bits: int = 0) -> bool:
+    """Removes other users' access to a directory of this user, except `traverse_bits` (of 0o011:
+    may traverse, cannot list). Returns whether other users could read or write it until now.
     Raises OSError.
     """
     status = os.stat(directory)
-    mode = 0o700 | passable
-    if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077 == passable:
+    mode = 0o700 | traverse_bits
+    if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077 == traverse_bits:
         return False
     os.chmod(directory, mode)
     return bool(status.st_mode & 0o066)

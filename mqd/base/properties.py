@@ -2,9 +2,9 @@
 entry per property, in the notation of mqd.base.property_notation.
 
 Kafka's names and defaults are used verbatim wherever Kafka has the property (Apache Kafka
-documentation, sections 3.1 and 3.2); mqd's own carry "(mqd)" in their text. The rows are data:
-parsing, merging and cross-checks are in mqd.base.config, and docs/configuration.md is generated
-from here. It is one long table, kept in one file.
+documentation, sections 3.1 and 3.2); the texts of mqd's own properties begin with "(mqd)". This file
+is one long table of data: parsing, merging and cross-checks are in mqd.base.config, and
+docs/configuration.md is generated from here.
 """
 
 from mqd.base import kafka_names
@@ -39,7 +39,7 @@ security.inter.broker.protocol: enum(PLAINTEXT) ignored = PLAINTEXT
     refused SASL_PLAINTEXT: hosts authenticate by cluster.key.file; cluster.tls=required encrypts their traffic
     refused SASL_SSL: hosts authenticate by cluster.key.file; cluster.tls=required encrypts their traffic
 config.providers: list =
-    Names of the providers of values that are kept elsewhere. Each needs config.providers.NAME.class
+    Names of the providers that resolve references to values stored elsewhere. Each needs config.providers.NAME.class
     (Kafka's FileConfigProvider, EnvVarConfigProvider or DirectoryConfigProvider), and may have
     config.providers.NAME.param.* settings. Empty: ${file:PATH:KEY}, ${env:NAME} and
     ${dir:PATH:FILE} are resolved.
@@ -109,8 +109,8 @@ metrics.token.file: string =
 
 _AUTHENTICATION = r"""
 sasl.enabled.mechanisms: list(SCRAM-SHA-512|SCRAM-SHA-256|PLAIN|OAUTHBEARER) per_listener = SCRAM-SHA-512,SCRAM-SHA-256
-    How clients of SASL listeners may authenticate. PLAIN takes the passwords of SCRAM users, and sends them in plain
-    text: use it with SASL_SSL.
+    How clients of SASL listeners may authenticate. PLAIN uses the passwords of SCRAM users; clients send them in plain
+    text, so use it only with SASL_SSL.
     refused GSSAPI: Kerberos is not available
 connections.max.reauth.ms: long >=0 per_listener = 0
     A client must authenticate again within this time, or its connection is closed (KIP-368). 0: it
@@ -753,8 +753,8 @@ queue.unflushed.bytes: long >=0 dynamic = 0
     like those of other topics.
 share.priority: int >=0 <=9 dynamic = 0
     (mqd) A member of a share group that reads several topics gets records of topics with a higher priority first. This
-    applies to the partitions that one host leads. One record in ten is reserved for lower priorities, so that they do
-    not wait forever.
+    applies only among partitions that the same host leads. One record in ten is reserved for lower priorities, so that
+    they do not wait forever.
 dedup.window.ms: long >=0 <=604800000 dynamic = 0
     (mqd) Deduplication: a record is not written if an earlier record with the same id was appended
     to the same partition at most this long ago, whichever producer sent it. It is then acknowledged
@@ -829,7 +829,7 @@ share.record.lock.duration.ms: as group.share.record.lock.duration.ms
     acquire it.
 share.auto.offset.reset: string dynamic = latest
     Where a share group begins in a partition that it has never read: earliest, latest, or
-    by_duration:PnDTnHnMn.nS before now.
+    by_duration:PnDTnHnMn.nS (that long before now).
 share.isolation.level: enum(read_committed|read_uncommitted) dynamic = read_uncommitted
     read_committed: records of transactions are delivered when they are committed, and never if they are aborted.
 errors.deadletterqueue.topic.name: string dynamic =
@@ -861,7 +861,7 @@ metrics: list dynamic =
 interval.ms: int dynamic = 300000
     How often they push.
 match: list dynamic =
-    Which clients: PARAMETER=REGULAR EXPRESSION.
+    Which clients push: PARAMETER=REGULAR EXPRESSION.
 """
 )
 CLIENT_METRICS_MATCHED = (

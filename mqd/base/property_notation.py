@@ -101,8 +101,8 @@ def table(text: str, broker: Mapping[str, Property] | None = None) -> dict[str, 
     """The properties by name, in the order of the text. `broker`: the table that `as` refers to.
     Raises ValueError naming the line.
     """
-    rows = [_property(block, broker or {}) for block in re.split(r"\n(?=\S)", text.strip("\n"))]
-    properties = {row.name: row for row in rows}
-    if len(properties) < len(rows):
+    entries = [_property(block, broker or {}) for block in re.split(r"\n(?=\S)", text.strip("\n"))]
+    properties = {entry.name: entry for entry in entries}
+    if len(properties) < len(entries):
         raise ValueError("a property is listed twice")
     return properties

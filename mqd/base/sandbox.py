@@ -136,13 +136,15 @@ def hide_memory() -> None:
 
 
 def give_up_privileges() -> None:
-    """Programs that this process starts gain no rights; the functions below require this."""
+    """Ensures that programs that this process starts gain no rights; the functions below require
+    this.
+    """
     _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "PR_SET_NO_NEW_PRIVS")
 
 
 def filter_program(machine: str, calls: Iterable[tuple[int | None, int | None]]) -> bytes:
-    """A BPF filter: these calls, and all calls of another architecture, fail with EPERM. It reads
-    only the call's number and architecture, so the kernel caches its decisions by number.
+    """Returns a BPF filter that makes these calls, and all calls of another architecture, fail with
+    EPERM. The filter reads only the call's number and architecture, so the kernel caches its decisions by number.
     """
     column = list(_AUDIT_ARCH).index(machine)
     numbers = [number for pair in calls if (number := pair[column]) is not None]

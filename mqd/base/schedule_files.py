@@ -49,7 +49,7 @@ class PartitionStatus(msgspec.Struct):
     pending: int = 0
     # counts of records since the timer was started
     delivered: int = 0
-    unreadable: int = 0  # its headers are unreadable: written before the topic was a schedule
+    unreadable: int = 0  # with unreadable headers: written before the topic became a schedule
     gone: int = 0  # deleted before they were due
     behind_s: float = 0.0  # how long the first undelivered record has been due
     # delivered records by how late they were: a bucket per bound of LATE_BOUNDS_S, and one for

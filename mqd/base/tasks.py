@@ -16,14 +16,14 @@ log = logging.get("tasks")
 
 
 class Periodic:
-    """Waits for `interval_s()`, then awaits `work()`, again and again. An exception is logged with
-    the text `failure`, and does not end the repetition. Concurrency: the event loop's thread.
+    """Waits for `interval_s()`, then awaits `job()`, again and again. An exception is logged with
+    the message `failure`, and does not end the repetition. Concurrency: the event loop's thread.
     """
 
     def __init__(
-        self, interval_s: Callable[[], float], work: Callable[[], Awaitable[None]], log: logging.Logger, failure: str
+        self, interval_s: Callable[[], float], job: Callable[[], Awaitable[None]], log: logging.Logger, failure: str
     ) -> None:
-        self._interval_s, self._work = interval_s, work
+        self._interval_s, self._job = interval_s, job
         self._log, self._failure = log, failure
         self._task: asyncio.Task[None] | None = None
 
@@ -38,7 +38,7 @@ class Periodic:
         while True:
             await asyncio.sleep(self._interval_s())
             try:
-                await self._work()
+                await self._job()
             except Exception:
                 self._log.exception(self._failure)
 
@@ -194,14 +194,14 @@ async def timeout(seconds: float) -> AsyncIterator[None]:
 
 
 @types.coroutine
-def _continue(work: Coroutine[Any, Any, None], waits_for: Any) -> Generator[Any, Any, None]:
+def _continue(coroutine: Coroutine[Any, Any, None], waits_for: Any) -> Generator[Any, Any, None]:
     try:
         while True:
             try:
                 sent = yield waits_for
             except BaseException as error:  # from what it awaited, or a cancellation: the coroutine handles it
-                waits_for = work.throw(error)
+                waits_for = coroutine.throw(error)
             else:
-                waits_for = work.send(sent)
+                waits_for = coroutine.send(sent)
     except StopIteration:
         return

@@ -22,8 +22,7 @@ from mqd.base import logging
 from mqd.base.restarts import HUNG_STATUS
 
 TICK_S = 10.0
-# number of unanswered ticks that count as a hang; a loop that is merely busy is at most seconds
-# late
+# number of unanswered ticks that count as a hang; a loop that is merely busy answers within seconds
 TICK_COUNT = 6
 LOG_TIMEOUT_S = 5.0  # the reader of the log may hang, too
 

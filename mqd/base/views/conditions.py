@@ -205,7 +205,8 @@ def parse(text: str) -> Node:
     count = node_count(node)
     if count > NODES_MAX:
         raise FilterError(
-            f"it has {count} comparisons and operators, at most {NODES_MAX} are allowed; each value of IN counts as two"
+            f"it has {count} comparisons and operators, at most {NODES_MAX} are allowed"
+            " (each value of IN counts as two)"
         )
     return node
 
