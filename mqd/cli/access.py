@@ -157,7 +157,7 @@ def rules(settings: Settings, acl_filter: AclFilter) -> list[AclBinding]:
     )
 
 
-def create_rules(settings: Settings, created: list[AclBinding]) -> None:
+def create_rules(settings: Settings, bindings: list[AclBinding]) -> None:
     """Raises CliError."""
     creations = [
         CreateAclsRequest.AclCreation(
@@ -169,7 +169,7 @@ def create_rules(settings: Settings, created: list[AclBinding]) -> None:
             operation=rule.operation,
             permission_type=rule.permission,
         )
-        for rule in created
+        for rule in bindings
     ]
     with Broker(settings.bootstrap) as broker:
         response = broker.request(CREATE_ACLS, CreateAclsRequest(creations=creations))
@@ -247,7 +247,7 @@ def quota_text(key: str, value: float | None) -> str:
 
 
 def quota_label(name: str) -> str:
-    """A key of QUOTA_KEYS as words, for people."""
+    """Returns a key of QUOTA_KEYS as words, for display."""
     return name.replace("-", " ")
 
 

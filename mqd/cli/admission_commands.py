@@ -89,7 +89,9 @@ class _RunningBroker(msgspec.Struct):
     type=click.Path(path_type=Path),
     help="Data directory of the broker on this host.  [env: MQD_DATA_DIR]",
 )
-@click.option("--listen", metavar="HOST:PORT", help="Where the new host fetches its certificates.")
+@click.option(
+    "--listen", metavar="HOST:PORT", help="Address on this host at which the new host fetches its certificates."
+)
 @click.option(
     "--minutes", type=click.IntRange(1, 24 * 60), default=15, show_default=True, help="How long to wait for the host."
 )

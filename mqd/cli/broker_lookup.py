@@ -28,7 +28,9 @@ Partition = tuple[str, int]
 
 
 class Cluster:
-    """`with Cluster(bootstrap) as cluster:`. Raises CliError."""
+    """Connections to the brokers of a cluster: `with Cluster(bootstrap) as cluster:`. Raises
+    CliError.
+    """
 
     def __init__(self, bootstrap: str) -> None:
         self.bootstrap_broker = Broker(bootstrap)
@@ -80,8 +82,8 @@ class Cluster:
         return [self.node(node_id) for node_id in sorted(self._nodes)]
 
     def topics(self, names: Iterable[str] | None = None) -> dict[str, dict[int, int]]:
-        """Topic -> partition -> its leader's node id, for the existing ones of `names` (None: all
-        topics).
+        """Returns topic -> partition -> node id of its leader, for those of `names` that exist (None:
+        all topics).
         """
         described = self.describe_topics(None if names is None else sorted(names))
         return {topic.name: {p.partition_index: p.leader_id for p in topic.partitions} for topic in described}

@@ -80,9 +80,9 @@ def ago(timestamp_ms: int, now_ms: int) -> str:
 
 
 class Partitions:
-    """The partitions of all topics that lack a leader or in-sync replicas, with names such as
-    flights-0. `response`: a Metadata response about all topics, if already received. Spares count
-    as in sync (mqd/cli/inspection/spares.py). Raises CliError.
+    """Which partitions lack a leader, and which have replicas that are not in sync. Their names are
+    such as flights-0. `response`: a Metadata response about all topics, if already received. Spares
+    count as in sync (mqd/cli/inspection/spares.py). Raises CliError.
     """
 
     def __init__(self, settings: Settings, response: Any = None) -> None:

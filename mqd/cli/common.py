@@ -68,7 +68,7 @@ def explain(error: BaseException) -> tuple[str, int]:
         return explain_kafka(error)
     if isinstance(error, OSError):
         return f"{error.filename}: {error.strerror}" if error.filename else str(error), EXIT_FAILED
-    return f"{type(error).__name__}: {error} (this is a bug of mqd; MQD_DEBUG=1 shows the traceback)", EXIT_FAILED
+    return f"{type(error).__name__}: {error} (this is a bug in mqd; MQD_DEBUG=1 shows the traceback)", EXIT_FAILED
 
 
 def is_interruption(error: BaseException) -> bool:
@@ -102,8 +102,8 @@ def _use_client_config(_ctx: click.Context, _parameter: click.Parameter, file: s
 
 def _use_profile(_ctx: click.Context, _parameter: click.Parameter, name: str | None) -> None:
     """Sets the profile of this process and those that it starts. Eager, so that --client-config
-    takes precedence if both are given. If it is given both before and after the verb, the latter
-    counts.
+    takes precedence if both are given. If --profile is given before the verb and after it, the
+    second one counts.
     """
     if name is None:
         return
@@ -124,7 +124,7 @@ def profile_option(envvar: str | None = None) -> Callable[..., Any]:
         is_eager=True,
         expose_value=False,
         callback=_use_profile,
-        help="Cluster and credentials of `mqd profile add`.  [env: MQD_PROFILE]",
+        help="Use this cluster and its credentials; see `mqd profile add`.  [env: MQD_PROFILE]",
     )
 
 
@@ -138,8 +138,8 @@ client_config_option = click.option(
 
 
 def options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds -b, --format, --profile and --client-config, and passes them as the first argument, a
-    Settings. They may also come before the verb.
+    """Adds the options -b, --format, --profile and --client-config, which may also come before the
+    verb. The first argument of `function` is a Settings.
     """
 
     @click.option(

@@ -72,7 +72,7 @@ class Group(msgspec.Struct):
     rebalance: Rebalance | None = None
 
 
-# -- responses to groups ---------------------------------------------------------------------
+# -- groups from responses -------------------------------------------------------------------------
 
 
 def _host(text: str) -> str:
@@ -306,14 +306,15 @@ def _describe_chunks(broker: Broker, names: list[str], kind: str, unavailable: d
 
 
 def _without_errors(groups: list[Any], unavailable: dict[str, int]) -> list[Any]:
+    """Returns the groups that were described; adds those without a coordinator to `unavailable`."""
     unavailable |= {group.group_id: group.error_code for group in groups if group.error_code in COORDINATOR_UNAVAILABLE}
     return [group for group in groups if not group.error_code]
 
 
 def known_groups(cluster: Cluster, states: Iterable[str], types: Iterable[str]) -> tuple[list[Group], dict[str, int]]:
-    """The groups in these states and of these types (as the broker names them, case-insensitive;
-    empty: all), sorted by name; and name -> error code of the groups that no coordinator described,
-    because their coordinators were changing.
+    """Returns the groups in these states and of these types (as the broker names them,
+    case-insensitive; empty: all), sorted by name; and name -> error code of the groups that could
+    not be described because their coordinators were changing.
     """
     groups: list[Group] = []
     unavailable: dict[str, int] = {}

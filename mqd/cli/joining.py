@@ -66,7 +66,7 @@ class _Granted(msgspec.Struct, frozen=True):
     broker: bytes
     key: bytes  # the cluster's key file
     admin: str  # client settings; ssl.ca.location is the inviting host's
-    metrics_token: bytes = b""  # empty: an earlier release, or the inviting host has none
+    metrics_token: bytes = b""  # empty: the inviting host has none, or runs an earlier release
 
 
 class _Response(msgspec.Struct, frozen=True):
@@ -207,9 +207,9 @@ class Invitation:
 
 
 def has_joined(token: Token, data_dir: Path) -> bool:
-    """Whether this directory already has the files of the token: the same command, run again, then
-    starts the broker with them. False, so that they are fetched again, if their certificates expire
-    soon and the token has not expired. Raises CliError if the directory has other files.
+    """Whether this directory already has the files that the token grants: if the same command is run
+    again, it starts the broker with them. False if the certificates expire soon and the token is
+    still valid, so that they are fetched again. Raises CliError if the directory has other files.
     """
     files = secure.files(data_dir)
     if not secure.is_secured(data_dir):
@@ -272,8 +272,8 @@ def _tls_context(token: Token) -> ssl.SSLContext:
 
 
 def _check_inviter(connection: ssl.SSLSocket) -> None:
-    """J1: it must be a host's certificate, since clients have certificates of this CA, too.
-    Raises OSError.
+    """J1: the certificate must be a host's; clients have certificates of this CA, too. Raises
+    OSError.
     """
     if not any(name.startswith(pki.NODE_URI) for name in host_identity.uris(connection.getpeercert())):
         raise OSError("it is not a host of the cluster")

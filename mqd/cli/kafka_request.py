@@ -35,8 +35,8 @@ T = TypeVar("T")
 
 class Broker:
     """`with Broker(bootstrap) as broker: broker.request(48, DescribeClientQuotasRequest(...))`.
-    Raises CliError. `advertised_by`: the node whose address this is, according to another broker.
-    `security`: used instead of the credentials of --client-config.
+    Raises CliError. `advertised_by`: the node that advertises this address, if another broker
+    reported the address. `security`: used instead of the credentials of --client-config.
     """
 
     def __init__(
@@ -127,8 +127,8 @@ class Broker:
             response_id, response = decode_response(self._receive(size), api_key, version)
             if response_id != self._correlation_id:
                 raise CliError(
-                    f"{self._bootstrap} does not speak the Kafka protocol: a response to request"
-                    f" {response_id} where {self._correlation_id} was expected"
+                    f"{self._bootstrap} does not speak the Kafka protocol: it sent a response to"
+                    f" request {response_id}; one to request {self._correlation_id} was expected"
                 )
             return response
         except ssl.SSLError as error:

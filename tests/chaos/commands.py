@@ -27,7 +27,7 @@ MAY_BE_REFUSED = (EXIT_FAILED, EXIT_UNREACHABLE)
 NEVER_REFUSED = (
     "INVALID_CONFIG",
     "not a known property",
-    "this is a bug of mqd",
+    "this is a bug in mqd",
     "it is not mqd, or an older version",
     "does not speak the Kafka protocol",
 )

@@ -236,7 +236,7 @@ def test_an_invalid_command_is_not_a_refusal(words: tuple[str, ...]) -> None:
         (1, "mqd: unknown topic config (INVALID_CONFIG)", True),
         (0, "refused: KafkaError{code=INVALID_CONFIG,val=40}", True),
         (1, "mqd: replica.lag is not a known property", True),
-        (1, "mqd: TypeError: no (this is a bug of mqd; MQD_DEBUG=1 shows the traceback)", True),
+        (1, "mqd: TypeError: no (this is a bug in mqd; MQD_DEBUG=1 shows the traceback)", True),
         (-11, "", True),
     ],
 )

@@ -44,8 +44,8 @@ class Harm(IntEnum):
 
 
 DISK_HANGS = (
-    "dmesg, smartctl and iostat -x show what hangs; if it persists, mqd cluster drain makes other hosts lead this"
-    " host's partitions; and after the directory is removed from log.dirs, a restarted broker runs without it"
+    "dmesg, smartctl and iostat -x show what hangs; if it persists, let other hosts lead this host's partitions (mqd"
+    " cluster drain); to run without the directory, remove it from log.dirs and restart the broker"
 )
 CLOCK_REMEDY = "timedatectl timesync-status, or chronyc tracking, on both hosts"
 TITLES = {
@@ -365,7 +365,7 @@ def consumer_findings(before: Iterable[Sample], after: Iterable[Sample]) -> list
         findings.append(
             Finding(
                 Harm.NUISANCE,
-                f"group {group} has members and has not passed offset {offset:.0f} of {topic}-{partition}, whose"
+                f"group {group} has members but has not passed offset {offset:.0f} of {topic}-{partition}, whose"
                 f" record has waited for {behind_s / 60:.0f} min: its member fails at that record, or hangs",
                 f"show it: mqd consume {topic} --partition {partition} --offset {offset:.0f} --count 1; to skip"
                 f" it, stop the group's members, then mqd group seek {group} {topic}:{partition} --shift-by 1"

@@ -25,8 +25,8 @@ class GroupSample(NamedTuple):
     members: Mapping[str, frozenset[Partition]]
 
     def lag(self, partitions: frozenset[Partition]) -> int:
-        known = partitions & self.committed.keys() & self.ends.keys()
-        return sum(max(self.ends[partition] - self.committed[partition], 0) for partition in known)
+        sampled = partitions & self.committed.keys() & self.ends.keys()
+        return sum(max(self.ends[partition] - self.committed[partition], 0) for partition in sampled)
 
 
 class Advice(NamedTuple):
@@ -104,8 +104,8 @@ def _busy_rates(before: GroupSample, after: GroupSample, read: Mapping[Partition
 
 
 def _partitions_needed(written: Mapping[Partition, float], members: int) -> dict[str, int]:
-    """How many partitions each topic needs so that each member gets one, in proportion to the
-    topics' write rates. Only topics with too few.
+    """Returns how many partitions each topic needs so that each member gets one, in proportion to
+    the topics' write rates. Topics that have enough are omitted.
     """
     by_topic: dict[str, list[float]] = {}
     for (topic, _), rate in written.items():

@@ -17,7 +17,7 @@ ROWS_MIN = 3
 
 
 class Replicas(NamedTuple):
-    """The replicas of a partition. `leader` -1: it has none."""
+    """The replicas of a partition. `leader` -1: the partition has none."""
 
     leader: int
     out_of_sync: tuple[int, ...] = ()
@@ -107,7 +107,7 @@ class View(NamedTuple):
     topics: list[Topic]
     groups: list[Group]
     slow: list[SlowPartition]
-    group_input_s: dict[str, float]  # records a second written to the partitions that a group reads
+    group_records_in_s: dict[str, float]  # by group: records a second written to the partitions that it reads
 
 
 def rates(before: Mapping[Partition, int], after: Mapping[Partition, int], seconds: float) -> dict[Partition, float]:
@@ -248,7 +248,7 @@ def duration(seconds: float | None) -> str:
 
 
 def render(shown: View, heading: str, height: int | None = None, width: int | None = None) -> list[str]:
-    """Lines, at most `height`, each of at most `width` columns; None: no limit. If there is not
+    """Lines, at most `height`, each of at most `width` columns; None: no limit. If there is no
     room for all rows, each section shows how many it omits.
     """
     sections: list[tuple[Sequence[str], list[tuple[Any, ...]]]] = [
@@ -270,7 +270,7 @@ def render(shown: View, heading: str, height: int | None = None, width: int | No
                     group.lag,
                     duration(group.behind_s),
                     _count(group.records_read_s),
-                    duration(group.catch_up_time_s(shown.group_input_s[group.name]))
+                    duration(group.catch_up_time_s(shown.group_records_in_s[group.name]))
                     if group.records_read_s is not None
                     else "-",
                 )

@@ -15,8 +15,8 @@ _DESCRIBE_CONFIGS = 32
 
 def count_as_in_sync(broker: Broker, topics: Any) -> None:
     """Adds spares to the in-sync replicas of the partitions of `topics`, from a Metadata response.
-    The spares of a topic whose configuration this user may not describe are not known, and not
-    added.
+    If this user may not describe a topic's configuration, the topic's spares are unknown, and are
+    not added.
     """
     incomplete_topics = [topic for topic in topics if any(map(_lacks_replicas, topic.partitions))]
     limits = _acks_replicas(broker, [topic.name for topic in incomplete_topics]) if incomplete_topics else {}

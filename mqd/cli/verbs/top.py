@@ -178,7 +178,7 @@ def _as_json(view: live_view.View) -> dict[str, Any]:
         "processes": [process._asdict() for process in view.processes],
         "topics": [topic._asdict() for topic in view.topics],
         "groups": [
-            group._asdict() | {"catch_up_time_s": group.catch_up_time_s(view.group_input_s[group.name])}
+            group._asdict() | {"catch_up_time_s": group.catch_up_time_s(view.group_records_in_s[group.name])}
             for group in view.groups
         ],
         "slow": [partition._asdict() for partition in view.slow],

@@ -228,7 +228,7 @@ class _FileWriter:
             if not in_order or (span is not None and first < span.end):
                 raise OrderError(
                     f"records of {self.topic}-{partition} are not in the order of their offsets at {first}: this is a"
-                    " bug of mqd unless you have called append(in_order=True) with records in another order"
+                    " bug in mqd unless you have called append(in_order=True) with records in another order"
                 )
             low_ms, high_ms = times["min"] // 1000, times["max"] // 1000
             if span is not None:

@@ -99,7 +99,7 @@ def test_a_topic_that_is_deleted_while_it_is_shown(secured: Secured, browser: Br
 def test_invalid_utf8_in_urls_and_forms(browser: Browser) -> None:
     for page in ("/topic?name=%ff%fe", "/group?name=%ff", "/topics?q=%ed%a0%80", "/message?topic=a%00b", "/%ff"):
         response = browser._request("GET", page, (), b"")
-        assert response.status in (200, 400, 404, 502) and "bug of mqd" not in response.words, page
+        assert response.status in (200, 400, 404, 502) and "bug in mqd" not in response.words, page
     token = browser.get("/topic/create").fields["token"]
     sent = [("content-type", "application/x-www-form-urlencoded")]
     for body, status in (

@@ -42,7 +42,7 @@ def test_a_record_that_blocks_a_member(broker: Broker) -> None:
         eventually(lambda: consumer.poll(0.1) is None and consumer.assignment(), "an assignment")
         consumer.commit(offsets=[TopicPartition("jobs", 0, 1)], asynchronous=False)
         (found,) = eventually(lambda: findings(broker, Harm.NUISANCE, "has not passed"), "the finding")
-    assert found.what.startswith("group workers has members and has not passed offset 1 of jobs-0")
+    assert found.what.startswith("group workers has members but has not passed offset 1 of jobs-0")
     assert "mqd consume jobs --partition 0 --offset 1 --count 1" in found.cure
     assert "mqd group seek workers jobs:0 --shift-by 1 --execute" in found.cure
 

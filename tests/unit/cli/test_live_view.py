@@ -46,7 +46,9 @@ def test_groups() -> None:
     ]
     group = shown.groups[1]
     assert (
-        shown.group_input_s["g"] == 50.0 and group.catch_up_time_s(50.0) == 3.0 and group.catch_up_time_s(90.0) is None
+        shown.group_records_in_s["g"] == 50.0
+        and group.catch_up_time_s(50.0) == 3.0
+        and group.catch_up_time_s(90.0) is None
     )
     assert [one.records_read_s for one in shown.topics] == [90.0, 0.0]
 

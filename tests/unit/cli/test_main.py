@@ -177,7 +177,7 @@ def test_a_bug_is_reported_in_one_line_unless_debugging(monkeypatch, capsys):
     monkeypatch.setattr(cli, "main", lambda **_: broken())
     assert main_module._run([]) == EXIT_FAILED
     assert (
-        capsys.readouterr().err == "mqd: RuntimeError: boom (this is a bug of mqd; MQD_DEBUG=1 shows the traceback)\n"
+        capsys.readouterr().err == "mqd: RuntimeError: boom (this is a bug in mqd; MQD_DEBUG=1 shows the traceback)\n"
     )
     monkeypatch.setenv("MQD_DEBUG", "1")
     with pytest.raises(RuntimeError):
