@@ -234,7 +234,7 @@ def test_salts_of_unknown_users_are_derived_from_the_cluster_secret():
 
 def test_shapes_of_credentials_are_counted_again_after_a_change():
     metadata = Metadata()
-    users = authentication.MetadataUsers(metadata, SimpleNamespace(valid=None, verifier=None))
+    users = authentication.MetadataUsers(metadata, SimpleNamespace(valid_token=None, verifier=None))
 
     def put(user: str, mechanism: int, salt: bytes, iterations: int) -> None:
         made = ScramCredential(user, mechanism, salt, iterations, b"", b"")
