@@ -18,6 +18,7 @@ TOO_LONG = frozenset(
         "65776fe70224ad7d08dbc649a75ff81b1e9979e6",
         "5b2948623b92d925a904633a96546364d4cdf416",
         "753cb87059bc3c9e69dd375c544c2dd6402b6d10",
+        "4a08562336e03115f488ada807009a03ebc56ce9",
     }
 )
 LENGTH_MAX = 72
