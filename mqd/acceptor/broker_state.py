@@ -298,4 +298,4 @@ class BrokerState:
         return int(ErrorCode.KAFKA_STORAGE_ERROR if partition.owner == OWNER_NONE else ErrorCode.LEADER_NOT_AVAILABLE)
 
     def path_of(self, topic: str, partition: messages.PartitionImage) -> Path:
-        return partition_path(self.log_dirs[partition.log_dir], self.metadata.log_of(topic), partition.index)
+        return partition_path(self.log_dirs[partition.log_dir], self.metadata.log_topic_of(topic), partition.index)

@@ -68,7 +68,7 @@ class BrokerPartitions:
 
     def served(self, topic: str, partition: int) -> Served:
         image = self._broker.partition_of(topic, partition)
-        if image is None or self._broker.metadata.log_of(topic) != topic:  # a view has no log of its own
+        if image is None or self._broker.metadata.log_topic_of(topic) != topic:  # a view has no log of its own
             raise AppendError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         if image.leader not in (-1, self._broker.node_id):
             raise AppendError(ErrorCode.NOT_LEADER_OR_FOLLOWER)

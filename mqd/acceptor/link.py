@@ -199,7 +199,7 @@ class Link:
         assert self._loop is not None
         self._next_turn = None
         self._taken_count = 0
-        self._turn.is_open = True
+        self._turn.is_in_progress = True
         for _ in range(DRAIN_ROUNDS):
             room = TURN_REQUESTS_MAX - self._taken_count
             arrived = self._endpoint.drain(room)
@@ -208,7 +208,7 @@ class Link:
             if len(arrived) < room or self._taken_count >= TURN_REQUESTS_MAX:
                 break
         self._turn.run()
-        self._turn.is_open = False
+        self._turn.is_in_progress = False
         self._send_waiting()
         self._endpoint.flush()
         if not self._endpoint.prepare_sleep():
@@ -358,7 +358,7 @@ class Link:
                 self._put(worker, _Piece(token, b"", DescriptorKind.RESPONSE, flags | native.RESPONSE_NONE, 0))
             else:
                 self._respond(worker, token, body, flags, version)
-        if not self._turn.is_open:  # a turn sends waiting pieces at its end
+        if not self._turn.is_in_progress:  # a turn sends waiting pieces at its end
             self._send_waiting()
             self._endpoint.flush()
 
@@ -572,7 +572,7 @@ class Link:
         self._flush_soon()
 
     def _flush_soon(self) -> None:
-        if not self._turn.is_open and not self._is_flush_scheduled:  # a turn sends waiting pieces at its end
+        if not self._turn.is_in_progress and not self._is_flush_scheduled:  # a turn sends waiting pieces at its end
             self._is_flush_scheduled = True
             self._turn.call(self._on_flush)
 

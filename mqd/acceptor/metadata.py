@@ -15,7 +15,7 @@ from mqd.security.authorizer import Authorizer
 
 def _with_partitions_of(view: messages.TopicImage, base: messages.TopicImage | None) -> messages.TopicImage:
     """Returns the view with the partitions of its base. Operations that need a topic's own log must check
-    Metadata.log_of(): a view has none.
+    Metadata.log_topic_of(): a view has none.
     """
     if base is None:  # the base still waits for slots on this host
         return msgspec.structs.replace(view, partition_count=-1)
@@ -91,7 +91,7 @@ class Metadata:
             case messages.TopicRemoved():
                 if self.names.pop(message.topic_id, None) is not None:
                     self._note_shrunk(message.name, 0)
-                    self._views.get(self.log_of(message.name), {}).pop(message.name, None)
+                    self._views.get(self.log_topic_of(message.name), {}).pop(message.name, None)
                     del self.topics[message.name]
                     self._pending_additions.pop(message.topic_id, None)
                     self._sorted_names = None
@@ -282,8 +282,8 @@ class Metadata:
         """
         return [topic for topic in list(self.topics.values()) if not topic.config.get(VIEW_OF)]
 
-    def log_of(self, name: str) -> str:
-        """The topic that has the log of this one: itself, or the base of a view."""
+    def log_topic_of(self, name: str) -> str:
+        """Returns the name of the topic whose log this topic has: its own, or the base of a view."""
         topic = self.topics.get(name)
         return (topic.config.get(VIEW_OF) if topic is not None else None) or name
 

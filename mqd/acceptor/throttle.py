@@ -71,20 +71,20 @@ def _to_ms(delay_ns: int) -> int:
 
 class MutationQuota:
     """The quota controller_mutation_rate, applied to one request (KIP-599). If the client is over its
-    quota, a `strict` request is refused (its version has an error code for this case). Any other
-    request is served, and its connection is not read again until the quota permits.
+    quota, the request is refused if `is_strict` (its version has an error code for this case).
+    Otherwise it is served, and its connection is not read again until the quota permits.
     """
 
-    def __init__(self, context: Context, header: RequestHeader, strict: bool) -> None:
-        self._context, self._header, self._strict = context, header, strict
+    def __init__(self, context: Context, header: RequestHeader, is_strict: bool) -> None:
+        self._context, self._header, self._is_strict = context, header, is_strict
         self._is_enabled = _is_limited(context, QuotaKind.MUTATION)
         # one change at a time, so that each is charged before the next is checked
         self.lock: AbstractAsyncContextManager[object] = asyncio.Lock() if self._is_enabled else nullcontext()
         self.throttle_time_ms = 0
 
     def must_refuse(self) -> bool:
-        """Whether the next change must be refused: never if the request is not `strict`."""
-        if not self._is_enabled or not self._strict:
+        """Whether the next change must be refused: never if `is_strict` is False."""
+        if not self._is_enabled or not self._is_strict:
             return False
         owed_ns = _charge(self._context, self._header, QuotaKind.MUTATION, 0)
         self.throttle_time_ms = max(self.throttle_time_ms, _to_ms(owed_ns))
@@ -93,7 +93,7 @@ class MutationQuota:
     def charge(self, partition_count: int) -> None:
         if self._is_enabled:
             delay_ns = _charge(self._context, self._header, QuotaKind.MUTATION, partition_count * MUTATION_UNITS)
-            self.throttle_time_ms = 0 if self._strict else _to_ms(delay_ns)
+            self.throttle_time_ms = 0 if self._is_strict else _to_ms(delay_ns)
 
 
 async def run_and_charge(

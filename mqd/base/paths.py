@@ -25,7 +25,7 @@ import stat
 from pathlib import Path
 from typing import NamedTuple
 
-SHARED = Path("/tmp")
+SHARED_DIR = Path("/tmp")
 SOCKET_PATH_BYTES_MAX = 100
 LONGEST_SOCKET_NAME = "controller.sock"
 
@@ -70,7 +70,7 @@ def run_dir(data_dir: str | os.PathLike[str]) -> Path:
     if len(os.fsencode(os.path.join(preferred, LONGEST_SOCKET_NAME))) <= SOCKET_PATH_BYTES_MAX:
         return Path(preferred)
     name = hashlib.sha256(os.fsencode(absolute)).hexdigest()[:16]
-    fallback = SHARED / f"mqd-{os.getuid()}-{name}"
+    fallback = SHARED_DIR / f"mqd-{os.getuid()}-{name}"
     try:
         os.close(_open_private_directory(fallback))
     except FileNotFoundError:
@@ -106,7 +106,7 @@ def trusts(run: Path, uid: int) -> bool:
     """Whether files and processes of user `uid` are trusted in this socket directory. Below a data
     directory every user is trusted, because its permissions decide who can write there.
     """
-    return run.parent != SHARED or uid in (os.getuid(), 0)
+    return run.parent != SHARED_DIR or uid in (os.getuid(), 0)
 
 
 def layout(data_dir: str | os.PathLike[str]) -> Layout:

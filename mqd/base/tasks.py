@@ -50,12 +50,12 @@ class Turn:
     """
 
     def __init__(self) -> None:
-        self.is_open = False  # True: run() will be called at the end of this turn
+        self.is_in_progress = False  # True: run() will be called at the end of this turn
         self._calls: deque[Callable[[], None]] = deque()
 
     def call(self, callback: Callable[[], None]) -> None:
-        """Calls `callback` at the end of this turn; in the loop's next turn if none is open."""
-        if not self._calls and not self.is_open:
+        """Calls `callback` at the end of this turn, or in the loop's next turn if none is in progress."""
+        if not self._calls and not self.is_in_progress:
             asyncio.get_running_loop().call_soon(self.run)
         self._calls.append(callback)
 

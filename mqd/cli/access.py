@@ -221,11 +221,11 @@ QUOTA_KEYS = {
 # kind of a quota's entity -> its noun, singular and plural
 ENTITY_NOUNS = {"user": ("user", "users"), "client-id": ("client", "clients"), "ip": ("address", "addresses")}
 _EXACT, _DEFAULT = 0, 1
-# Kafka's entity types and names, a user first; None: the default for all
-Entity = dict[str, str | None]
+# Kafka's entity types -> names, a user first; None: the default for all entities of the type
+QuotaEntity = dict[str, str | None]
 
 
-def entity_text(entity: Entity) -> str:
+def entity_text(entity: QuotaEntity) -> str:
     """ "client app of user alice", "the default for all clients"."""
     words = [
         f"the default for all {ENTITY_NOUNS[kind][1]}" if name is None else f"{ENTITY_NOUNS[kind][0]} {name}"
@@ -251,7 +251,7 @@ def quota_label(name: str) -> str:
     return name.replace("-", " ")
 
 
-def quotas(settings: Settings, entity: Entity) -> list[tuple[Entity, dict[str, float]]]:
+def quotas(settings: Settings, entity: QuotaEntity) -> list[tuple[QuotaEntity, dict[str, float]]]:
     """The quotas of this entity, or of all entities if `entity` is empty. Raises CliError."""
     requested = [
         DescribeClientQuotasRequest.ComponentData(
@@ -274,7 +274,7 @@ def quotas(settings: Settings, entity: Entity) -> list[tuple[Entity, dict[str, f
     )
 
 
-def set_quotas(settings: Settings, entity: Entity, values: dict[str, float | None], dry_run: bool) -> None:
+def set_quotas(settings: Settings, entity: QuotaEntity, values: dict[str, float | None], dry_run: bool) -> None:
     """Sets quotas; the value None removes one. Raises CliError."""
     entry = AlterClientQuotasRequest.EntryData(
         entity=[
@@ -292,14 +292,14 @@ def set_quotas(settings: Settings, entity: Entity, values: dict[str, float | Non
     check(entity_text(entity), response.error_code, response.error_message)
 
 
-def remove_quotas(settings: Settings, entity: Entity, keys: list[str]) -> list[str]:
+def remove_quotas(settings: Settings, entity: QuotaEntity, keys: list[str]) -> list[str]:
     """Returns those of `keys` that were set. Raises CliError if none was."""
     removed = existing_quotas(settings, entity, keys)
     set_quotas(settings, entity, dict.fromkeys(removed), False)
     return removed
 
 
-def existing_quotas(settings: Settings, entity: Entity, keys: list[str]) -> list[str]:
+def existing_quotas(settings: Settings, entity: QuotaEntity, keys: list[str]) -> list[str]:
     """Returns those of `keys` that are set. Raises CliError if none is."""
     existing = {key for _, values in quotas(settings, entity) for key in values}
     present = [key for key in keys if key in existing]

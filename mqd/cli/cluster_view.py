@@ -79,7 +79,7 @@ def ago(timestamp_ms: int, now_ms: int) -> str:
     return "never" if timestamp_ms < 0 else f"{max(0, now_ms - timestamp_ms)} ms ago"
 
 
-class Partitions:
+class PartitionHealth:
     """Which partitions lack a leader, and which have replicas that are not in sync. Their names are
     such as flights-0. `response`: a Metadata response about all topics, if already received. Spares
     count as in sync (mqd/cli/inspection/spares.py). Raises CliError.

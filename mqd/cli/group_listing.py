@@ -311,7 +311,9 @@ def _without_errors(groups: list[Any], unavailable: dict[str, int]) -> list[Any]
     return [group for group in groups if not group.error_code]
 
 
-def known_groups(cluster: Cluster, states: Iterable[str], types: Iterable[str]) -> tuple[list[Group], dict[str, int]]:
+def matching_groups(
+    cluster: Cluster, states: Iterable[str], types: Iterable[str]
+) -> tuple[list[Group], dict[str, int]]:
     """Returns the groups in these states and of these types (as the broker names them,
     case-insensitive; empty: all), sorted by name; and name -> error code of the groups that could
     not be described because their coordinators were changing.
@@ -335,7 +337,7 @@ def known_groups(cluster: Cluster, states: Iterable[str], types: Iterable[str]) 
 
 def all_groups(cluster: Cluster) -> list[Group]:
     """All groups, sorted by name. Raises CliError if a group could not be described."""
-    groups, unavailable = known_groups(cluster, (), ())
+    groups, unavailable = matching_groups(cluster, (), ())
     for name, error in unavailable.items():
         check(f"group {name}", error, None)
     return groups

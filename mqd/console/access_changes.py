@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from mqd.cli import access
-from mqd.cli.access import Entity
+from mqd.cli.access import QuotaEntity
 from mqd.cli.acl_text import rule_columns
 from mqd.cli.common import CliError, Settings
 from mqd.cli.verbs.quota import Rate
@@ -152,9 +152,9 @@ def remove_rule(settings: Settings, form: Form) -> Change:
 # -- quotas ----------------------------------------------------------------------------------------
 
 
-def _entity(form: Form) -> tuple[Entity, list[str]]:
+def _entity(form: Form) -> tuple[QuotaEntity, list[str]]:
     """Returns the entity that the form names, and the arguments of `mqd quota` that select it."""
-    entity: Entity = {}
+    entity: QuotaEntity = {}
     arguments: list[str] = []
     options = {"user": ("user", "--user", "--default-user"), "client": ("client-id", "", "--default"),
                "ip": ("ip", "--ip", "--default-ip")}  # fmt: skip

@@ -15,7 +15,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from mqd.base.clock import now_ms
 from mqd.base.views import VIEW_FILTER, VIEW_OF
 from mqd.cli.broker_lookup import EARLIEST, LATEST, Cluster
-from mqd.cli.cluster_view import ClusterState, Partitions, address
+from mqd.cli.cluster_view import ClusterState, PartitionHealth, address
 from mqd.cli.common import CliError, Settings
 from mqd.cli.group_listing import (
     LIST_GROUPS,
@@ -130,7 +130,7 @@ def health(settings: Settings) -> Health:
     """Raises CliError when no broker responds."""
     with Broker(settings.bootstrap) as broker:
         response, is_mqd = _all_topics(broker), broker.is_mqd()
-    partitions = Partitions(settings, response)
+    partitions = PartitionHealth(settings, response)
     hidden: list[str] = []
     findings: list[Finding] = []
     state = None
@@ -170,7 +170,7 @@ def health(settings: Settings) -> Health:
     )
 
 
-def _findings_from_metadata(partitions: Partitions) -> list[Finding]:
+def _findings_from_metadata(partitions: PartitionHealth) -> list[Finding]:
     """The problems that the topics' metadata shows, for a user who may not describe the cluster."""
     findings = []
     for harm, partition_names, problem in (

@@ -12,7 +12,7 @@ this broker, so this broker sends the request on its behalf.
 Invariants
     E1  a client gains no rights by being relayed: a request in an Envelope has the rights of its
         client, not those of the host that sent it, and is checked with the address from which the
-        client reached that host. Only RELAYED APIs are accepted. A host marks its own requests
+        client reached that host. Only RELAYED_APIS APIs are accepted. A host marks its own requests
         with `is_host`
     E2  when the other host is unreachable or does not respond, this host responds NOT_COORDINATOR
         or similar, and the client retries. A request may therefore be carried out twice, which is
@@ -51,7 +51,7 @@ LIST_OFFSETS, OFFSET_FETCH, INIT_PRODUCER_ID, ADD_PARTITIONS_TO_TXN = 2, 9, 22, 
 GROUP_APIS = frozenset((8, 11, 12, 13, 14, 28, 68))
 # APIs that always name a transactional id, in transactional_id
 TRANSACTION_APIS = frozenset((25, 26))
-RELAYED = GROUP_APIS | TRANSACTION_APIS | {LIST_OFFSETS, OFFSET_FETCH, INIT_PRODUCER_ID, ADD_PARTITIONS_TO_TXN}
+RELAYED_APIS = GROUP_APIS | TRANSACTION_APIS | {LIST_OFFSETS, OFFSET_FETCH, INIT_PRODUCER_ID, ADD_PARTITIONS_TO_TXN}
 # JoinGroup and SyncGroup wait for other members of the group
 MEMBER_WAIT_APIS = frozenset((11, 14))
 WAIT_S_MAX, TIMEOUT_S = 900.0, 30.0
@@ -92,7 +92,7 @@ class Relaying:
         """Returns the other host's response frame or, for ListOffsets, the response itself; None if
         this host must answer. `respond_locally(request)` returns this host's response.
         """
-        if origin.listener_id != LISTENER_LOCAL or header.api_key not in RELAYED:
+        if origin.listener_id != LISTENER_LOCAL or header.api_key not in RELAYED_APIS:
             return None
         if header.api_key == LIST_OFFSETS:
             return await self._list_offsets(origin, header, request, respond_locally)
@@ -314,7 +314,9 @@ async def serve(frame: bytes, respond: Callable[[Origin, bytes], Awaitable[bytes
 
 def may_be_relayed(api_key: int, version: int) -> bool:
     """Whether E1 permits the request."""
-    return api_key in RELAYED and (api_key != ADD_PARTITIONS_TO_TXN or version <= ADD_PARTITIONS_CLIENT_VERSION_MAX)
+    return api_key in RELAYED_APIS and (
+        api_key != ADD_PARTITIONS_TO_TXN or version <= ADD_PARTITIONS_CLIENT_VERSION_MAX
+    )
 
 
 def _ip_text(packed: bytes) -> str:

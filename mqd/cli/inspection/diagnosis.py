@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mqd.cli.cluster_view import partitions_text
 
 if TYPE_CHECKING:
-    from mqd.cli.cluster_view import ClusterState, Partitions
+    from mqd.cli.cluster_view import ClusterState, PartitionHealth
     from mqd.cli.group_listing import Group
     from mqd.cli.inspection.metrics_page import Sample
     from mqd.cli.offline_replicas import OfflineReplica
@@ -94,7 +94,7 @@ def process_findings(status: Mapping[str, Any]) -> list[Finding]:
 
 
 def cluster_findings(
-    state: ClusterState, partitions: Partitions, offline: Iterable[OfflineReplica], now_ms: int
+    state: ClusterState, partitions: PartitionHealth, offline: Iterable[OfflineReplica], now_ms: int
 ) -> list[Finding]:
     findings = []
     unserved = list(offline)

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from mqd.cli.admission_commands import invite, key
-from mqd.cli.cluster_view import ClusterState, Partitions, Versions, address, ago
+from mqd.cli.cluster_view import ClusterState, PartitionHealth, Versions, address, ago
 from mqd.cli.common import CliError, Settings, emit_json, emit_table, options
 
 _DESCRIBE_CONFIGS, _UPDATE_FEATURES, _UNREGISTER, _ADD_VOTER, _REMOVE_VOTER = 32, 57, 64, 80, 81
@@ -57,7 +57,7 @@ def _is_healthy(settings: Settings) -> bool:
     sync. False also while no broker responds.
     """
     try:
-        state, partitions = ClusterState(settings), Partitions(settings)
+        state, partitions = ClusterState(settings), PartitionHealth(settings)
     except CliError:
         return False
     return (
@@ -96,7 +96,7 @@ def status(settings: Settings, wait_s: float | None) -> None:
         _wait_until_healthy(settings, wait_s)
     from mqd.cli import offline_replicas as offline
 
-    state, partitions = ClusterState(settings), Partitions(settings)
+    state, partitions = ClusterState(settings), PartitionHealth(settings)
     not_served = offline.offline_replicas(
         partitions.leaderless,
         {broker.broker_id: address(broker.host, broker.port) for broker in state.brokers if not broker.is_fenced},

@@ -88,12 +88,12 @@ def _metric_findings(url: str, data_dir: Path, settings: Settings) -> list[Findi
     """Examines the broker's metrics page. Reads it a second time if one sample cannot distinguish
     slow from stuck. Raises OSError, ValueError.
     """
-    from mqd.cli.cluster_view import Partitions
+    from mqd.cli.cluster_view import PartitionHealth
 
     samples = metrics_page.read(url, data_dir)
     findings = diagnosis.metric_findings(samples, now_ms() / 1000, str(data_dir))
     try:
-        with_one_replica = Partitions(settings).with_one_replica
+        with_one_replica = PartitionHealth(settings).with_one_replica
     except CliError:  # _cluster_findings() reports it
         with_one_replica = frozenset()
     if diagnosis.waiting_for_flushes(samples, with_one_replica):
@@ -108,12 +108,12 @@ def _metric_findings(url: str, data_dir: Path, settings: Settings) -> list[Findi
 def _cluster_findings(settings: Settings) -> list[Finding]:
     from mqd.cli import offline_replicas
     from mqd.cli.broker_lookup import Cluster
-    from mqd.cli.cluster_view import ClusterState, Partitions
+    from mqd.cli.cluster_view import ClusterState, PartitionHealth
     from mqd.cli.group_listing import all_groups
 
     findings: list[Finding] = []
     try:
-        state, partitions = ClusterState(settings), Partitions(settings)
+        state, partitions = ClusterState(settings), PartitionHealth(settings)
     except CliError as error:
         return [
             Finding(

@@ -90,10 +90,10 @@ def list_(settings: Settings, states: tuple[str, ...], types: tuple[str, ...]) -
     import sys
 
     from mqd.cli.broker_lookup import Cluster, report_left_out
-    from mqd.cli.group_listing import known_groups
+    from mqd.cli.group_listing import matching_groups
 
     with Cluster(settings.bootstrap) as cluster:
-        groups, unavailable = known_groups(cluster, states, types)
+        groups, unavailable = matching_groups(cluster, states, types)
     report_left_out("group", list(unavailable))
     if settings.json:
         emit_json(

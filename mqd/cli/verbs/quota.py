@@ -12,7 +12,7 @@ from mqd.cli.common import CliError as CliError
 from mqd.cli.common import Settings, emit_json, emit_table, options
 
 if TYPE_CHECKING:
-    from mqd.cli.access import Entity
+    from mqd.cli.access import QuotaEntity
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 
@@ -57,11 +57,11 @@ def _entity_options(function: Callable[..., None]) -> Callable[..., None]:
 
 def _entity(
     client: str | None, default: bool, user: str | None, default_user: bool, ip: str | None, default_ip: bool
-) -> Entity:
+) -> QuotaEntity:
     """Returns {} if no entity is named. Raises click.UsageError."""
     from mqd.cli import access
 
-    entity: Entity = {}
+    entity: QuotaEntity = {}
     options_by_kind = {"user": (user, default_user), "client-id": (client, default), "ip": (ip, default_ip)}
     for kind, (name, is_default) in options_by_kind.items():
         if name is not None and is_default:
@@ -73,7 +73,7 @@ def _entity(
     return entity
 
 
-def _required_entity(**entity_options: Any) -> Entity:
+def _required_entity(**entity_options: Any) -> QuotaEntity:
     entity = _entity(**entity_options)
     if not entity:
         raise click.UsageError(
@@ -83,7 +83,7 @@ def _required_entity(**entity_options: Any) -> Entity:
     return entity
 
 
-def _check_limits_apply(entity: Entity, keys: Collection[str]) -> None:
+def _check_limits_apply(entity: QuotaEntity, keys: Collection[str]) -> None:
     """Raises click.UsageError for a limit that does not apply to this kind of entity."""
     from mqd.cli import access
 
@@ -94,7 +94,7 @@ def _check_limits_apply(entity: Entity, keys: Collection[str]) -> None:
         )
 
 
-def _short_text(entity: Entity) -> str:
+def _short_text(entity: QuotaEntity) -> str:
     from mqd.cli import access
 
     return ", ".join(

@@ -7,7 +7,7 @@ from typing import Any
 from starlette.responses import Response
 
 from mqd.cli import access
-from mqd.cli.access import Entity
+from mqd.cli.access import QuotaEntity
 from mqd.cli.acl_text import rule_columns
 from mqd.console.access_changes import DEFAULT
 from mqd.console.page_request import PageRequest
@@ -58,7 +58,7 @@ def _user_row(name: str, credentials: list[tuple[int, int]]) -> tuple[str, ...]:
     )
 
 
-def _quota_row(entity: Entity, values: dict[str, Any]) -> tuple[str, ...]:
+def _quota_row(entity: QuotaEntity, values: dict[str, Any]) -> tuple[str, ...]:
     """A row: user, client id and address ("" if the quota does not depend on it), then the limits."""
     names = (DEFAULT if entity[kind] is None else entity[kind] or "" for kind in access.ENTITY_NOUNS if kind in entity)
     by_kind = dict(zip((kind for kind in access.ENTITY_NOUNS if kind in entity), names, strict=True))

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from mqd.acceptor.local.relay import RELAYED
+from mqd.acceptor.local.relay import RELAYED_APIS
 from mqd.protocol import KNOWN
 from mqd.protocol import messages as m
 from mqd.protocol.errors import ErrorCode as E
@@ -62,7 +62,7 @@ THROUGH_MEMORY = {0, 1, 2, 3, 8, 9, 11, 15, 19, 20, 22, 24, 26, 28, 30, 32, 39, 
 
 
 # requests that another host may handle: envelopes to coordinators and leaders, relays of batches
-ASKED_OF_OTHERS = {0, *RELAYED}
+ASKED_OF_OTHERS = {0, *RELAYED_APIS}
 REPLICATED = {
     "default.replication.factor": "1",
     "offsets.topic.replication.factor": "3",

@@ -23,7 +23,7 @@ NOT_OURS = "is not a directory that only this user can write"
 def data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A path too long for sockets below it; /tmp is a private one, and short wherever TMPDIR is."""
     with tempfile.TemporaryDirectory(prefix="mqd-", dir="/tmp") as shared:
-        monkeypatch.setattr(paths, "SHARED", Path(shared))
+        monkeypatch.setattr(paths, "SHARED_DIR", Path(shared))
         yield tmp_path / ("d" * 120)
 
 
@@ -35,7 +35,7 @@ def as_another(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_own_directory_is_created_and_restricted(data_dir: Path) -> None:
     places = paths.layout(data_dir)
-    assert places.run_dir.parent == paths.SHARED and not places.run_dir.exists()
+    assert places.run_dir.parent == paths.SHARED_DIR and not places.run_dir.exists()
     paths.create(places)
     assert places.run_dir.stat().st_mode & 0o777 == 0o700
     places.run_dir.chmod(0o755)
@@ -94,7 +94,7 @@ def test_a_lock_of_another_user_names_no_process(data_dir: Path, monkeypatch: py
     os.pwrite(fd, b"77\n", 0)
     try:
         assert tools.lock_holder_pid(places.supervisor_lock) == 77
-        monkeypatch.setattr(tools, "trusts", lambda run, uid: run.parent != paths.SHARED)
+        monkeypatch.setattr(tools, "trusts", lambda run, uid: run.parent != paths.SHARED_DIR)
         assert tools.lock_holder_pid(places.supervisor_lock) == 0
     finally:
         os.close(fd)
@@ -103,5 +103,5 @@ def test_a_lock_of_another_user_names_no_process(data_dir: Path, monkeypatch: py
 def test_in_a_data_directory_its_permissions_suffice(tmp_path: Path) -> None:
     """root runs the command for another user's broker."""
     assert paths.trusts(tmp_path / "run", os.getuid() + 1)
-    assert not paths.trusts(paths.SHARED / "mqd-1-x", os.getuid() + 1)
-    assert paths.trusts(paths.SHARED / "mqd-1-x", os.getuid())
+    assert not paths.trusts(paths.SHARED_DIR / "mqd-1-x", os.getuid() + 1)
+    assert paths.trusts(paths.SHARED_DIR / "mqd-1-x", os.getuid())

@@ -83,7 +83,7 @@ def test_a_prompt_resumes_it_at_the_end_of_the_turn() -> None:
     async def body() -> None:
         turn, prompts = Turn(), [PromptFuture[int]() for _ in range(3)]
         ended: list[InlineCoroutine] = []
-        turn.is_open = True
+        turn.is_in_progress = True
         work = begun(coroutine(prompts), turn)
         work.add_done_callback(ended.append)
         prompts[0].set_result(0)
@@ -91,7 +91,7 @@ def test_a_prompt_resumes_it_at_the_end_of_the_turn() -> None:
         prompts[1].set_exception(ValueError())
         turn.run()
         assert seen == [0, "failed"] and not work.done()
-        turn.is_open = False
+        turn.is_in_progress = False
         prompts[2].set_result(2)
         assert not work.done()
         await asyncio.sleep(0)  # without an open turn: in the loop's next one
@@ -139,7 +139,7 @@ def test_one_that_waits_for_a_prompt_is_cancelled(has_result: bool) -> None:
 
     async def body() -> None:
         turn, prompt = Turn(), PromptFuture[int]()
-        turn.is_open = True
+        turn.is_in_progress = True
         work = begun(coroutine(prompt), turn)
         if has_result:
             prompt.set_result(1)
@@ -175,11 +175,11 @@ def test_one_that_is_cancelled_before_or_just_after_it_waits(is_prompt: bool, fr
 
     async def body() -> None:
         turn, first = Turn(), PromptFuture[int]()
-        turn.is_open = True
+        turn.is_in_progress = True
         works.append(begun(coroutine(first, PromptFuture() if is_prompt else asyncio.Future()), turn))
         first.set_result(1)
         turn.run()
-        turn.is_open = False
+        turn.is_in_progress = False
         if not from_inside:
             works[0].cancel()
         await until(works[0].done)

@@ -89,7 +89,7 @@ def _requested(broker: Broker, request: DescribeLogDirsRequest) -> list[tuple[st
     return [
         (name, partition)
         for name, index in requested
-        if broker.metadata.log_of(name) == name and (partition := broker.partition_of(name, index)) is not None
+        if broker.metadata.log_topic_of(name) == name and (partition := broker.partition_of(name, index)) is not None
     ]
 
 

@@ -27,7 +27,7 @@ async def handle(
     problem = problem_of(request)
     if problem is not None:
         return _refused(ErrorCode.INVALID_REQUEST, problem)
-    view = next((name for name in names if context.broker.metadata.log_of(name) != name), None)
+    view = next((name for name in names if context.broker.metadata.log_topic_of(name) != name), None)
     if view is not None:
         return _refused(ErrorCode.INVALID_REQUEST, f"Share groups cannot read {view}, which is a view.")
     client_id, host = header.client_id or "", f"/{context.origin.reported_ip}"

@@ -50,7 +50,7 @@ async def _partition(
         return result(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     if broker.metadata.topics[name].internal:
         return result(ErrorCode.INVALID_TOPIC_EXCEPTION)
-    if broker.metadata.log_of(name) != name:  # a view cannot delete the records of its base topic
+    if broker.metadata.log_topic_of(name) != name:  # a view cannot delete the records of its base topic
         return result(ErrorCode.POLICY_VIOLATION)
     view = broker.view(partition)
     if view is None:

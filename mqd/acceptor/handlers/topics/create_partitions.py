@@ -26,7 +26,7 @@ Result = CreatePartitionsResponse.TopicResult
 async def handle(context: Context, header: RequestHeader, request: CreatePartitionsRequest) -> CreatePartitionsResponse:
     counts = Counter(topic.name for topic in request.topics)
     by_name = {topic.name: topic for topic in request.topics}
-    quota = MutationQuota(context, header, strict=header.api_version >= 3)
+    quota = MutationQuota(context, header, is_strict=header.api_version >= 3)
 
     async def respond(name: str, occurrences: int) -> Result:
         async with quota.lock:

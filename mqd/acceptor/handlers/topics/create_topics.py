@@ -49,7 +49,7 @@ async def handle(context: Context, header: RequestHeader, request: CreateTopicsR
         text = f"{count} partitions requested; one request may create at most {PARTITIONS_MAX}: use several requests."
         refused = [_refused(topic.name, ErrorCode.POLICY_VIOLATION, text) for topic in request.topics]
         return CreateTopicsResponse(topics=refused)
-    quota = MutationQuota(context, header, strict=header.api_version >= 6)
+    quota = MutationQuota(context, header, is_strict=header.api_version >= 6)
     results = await asyncio.gather(*(_create(context, by_name[name], counts[name], request, quota) for name in names))
     return CreateTopicsResponse(throttle_time_ms=quota.throttle_time_ms, topics=list(results))
 

@@ -24,7 +24,7 @@ async def handle(context: Context, header: RequestHeader, request: DeleteTopicsR
     # entry gets its own result, even if it is repeated.
     valid = [(name, topic_id) for name, topic_id in counts if (name is None) != (topic_id == NO_ID)]
     invalid = [(name, topic_id) for name, topic_id in requested if (name is None) == (topic_id == NO_ID)]
-    quota = MutationQuota(context, header, strict=header.api_version >= 5)
+    quota = MutationQuota(context, header, is_strict=header.api_version >= 5)
 
     async def delete(name: str | None, topic_id: bytes) -> DeleteTopicsResponse.TopicResult:
         async with quota.lock:

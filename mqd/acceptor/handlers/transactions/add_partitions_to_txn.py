@@ -106,7 +106,7 @@ def _refusal(broker: Broker, topic: str, index: int, is_peer: bool) -> int:
     """
     if topic in INTERNAL_TOPICS and not (is_peer and topic == OFFSETS_TOPIC):
         return int(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
-    if broker.metadata.log_of(topic) != topic:  # nothing can be written to a view
+    if broker.metadata.log_topic_of(topic) != topic:  # nothing can be written to a view
         return int(ErrorCode.POLICY_VIOLATION)
     return 0 if broker.partition_of(topic, index) is not None else int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 
