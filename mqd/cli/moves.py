@@ -24,7 +24,7 @@ from mqd.protocol.messages import (
     UnregisterBrokerRequest,
 )
 
-METADATA, ALTER, LIST, DESCRIBE_CLUSTER, UNREGISTER = 3, 45, 46, 60, 64
+METADATA, ALTER_REASSIGNMENTS, LIST_REASSIGNMENTS, DESCRIBE_CLUSTER, UNREGISTER = 3, 45, 46, 60, 64
 POLL_S = 0.25
 STALL_TIMEOUT_S = 60.0
 
@@ -66,9 +66,9 @@ def _replicas(topic: Any) -> Plan:
 class PlanSummary(NamedTuple):
     """The changes of a plan."""
 
-    moved: int  # partitions that get other replicas
-    preferred_leader_changed: int  # partitions with another preferred leader and the same replicas
-    copies: int  # replicas that are copied
+    moved_count: int  # partitions that get other replicas
+    leader_change_count: int  # partitions that keep their replicas but get another preferred leader
+    copy_count: int  # replicas that are copied
 
     def lines(self, move_verb: str, get_verb: str) -> list[str]:
         """Lines of text, such as "3 partitions would move" (`move_verb`) and "1 partition would get
@@ -77,8 +77,8 @@ class PlanSummary(NamedTuple):
         return [
             f"{count} partition{'s' * (count != 1)} {text}"
             for count, text in (
-                (self.moved, move_verb),
-                (self.preferred_leader_changed, f"{get_verb} another preferred leader"),
+                (self.moved_count, move_verb),
+                (self.leader_change_count, f"{get_verb} another preferred leader"),
             )
             if count
         ]
@@ -218,7 +218,7 @@ def begin(broker: Broker, plan: Mapping[Partition, Sequence[int] | None]) -> Non
         AlterPartitionReassignmentsRequest.ReassignableTopic(name=name, partitions=partitions)
         for name, partitions in by_topic.items()
     ]
-    response = broker.request(ALTER, AlterPartitionReassignmentsRequest(topics=topics))
+    response = broker.request(ALTER_REASSIGNMENTS, AlterPartitionReassignmentsRequest(topics=topics))
     check("the reassignment", response.error_code, response.error_message)
     refused = [
         f"{topic.name}-{partition.partition_index}: {error_text(partition.error_code, partition.error_message)}"
@@ -239,7 +239,7 @@ def ongoing_moves(broker: Broker, topic: str | None = None) -> dict[Partition, M
         topics = [
             ListPartitionReassignmentsRequest.ListPartitionReassignmentsTopics(name=topic, partition_indexes=indexes)
         ]
-    response = broker.request(LIST, ListPartitionReassignmentsRequest(topics=topics))
+    response = broker.request(LIST_REASSIGNMENTS, ListPartitionReassignmentsRequest(topics=topics))
     check("reassignments", response.error_code, response.error_message)
     return {
         (topic.name, partition.partition_index): Move(
@@ -256,7 +256,9 @@ def balance(broker: Broker, topics: Sequence[str], dry_run: bool) -> Plan:
     """
     _require_mqd(broker, "spreads replicas by itself", "use mqd topic reassign")
     requested = [AlterPartitionReassignmentsRequest.ReassignableTopic(name=name) for name in topics]
-    response = broker.request(ALTER, AlterPartitionReassignmentsRequest(topics=requested, balance=2 if dry_run else 1))
+    response = broker.request(
+        ALTER_REASSIGNMENTS, AlterPartitionReassignmentsRequest(topics=requested, balance=2 if dry_run else 1)
+    )
     check("balancing", response.error_code, response.error_message)
     return {
         (topic.name, partition.partition_index): list(partition.target)
@@ -325,8 +327,8 @@ def wait_until_empty(broker: Broker, node: int, show_progress: bool) -> None:
         topic, index = min(partitions)
         return (
             f"{len(partitions)} partition(s) cannot leave node {node}, {topic}-{index} among them: there are not enough"
-            " other brokers in service for their replicas; start or add one, and they leave. mqd cluster drain --cancel"
-            f" {node} lets them stay"
+            " other brokers in service for their replicas; start or add one, and the replicas are moved. mqd cluster"
+            f" drain --cancel {node} lets them stay"
         )
 
     _watch(f"leaving node {node}", lambda: partitions_on(broker, node), _StallCheck(broker, stalled), show_progress)

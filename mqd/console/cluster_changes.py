@@ -128,9 +128,10 @@ def balance(settings: Settings, form: Form) -> Change:
         raise CliError("the cluster is balanced already; nothing would move")
     summary = moves.summarize(before, plan)
     effects = [f"{line}." for line in summary.lines("would move", "would get")]
-    if summary.copies:
-        effects.append(f"{summary.copies} replica{'s' * (summary.copies != 1)} would be copied to other brokers first.")
-    if max(summary.copies, summary.preferred_leader_changed) >= BALANCE_MOVES_MAX:
+    if summary.copy_count:
+        replicas_text = f"{summary.copy_count} replica{'s' * (summary.copy_count != 1)}"
+        effects.append(f"{replicas_text} would be copied to other brokers first.")
+    if max(summary.copy_count, summary.leader_change_count) >= BALANCE_MOVES_MAX:
         effects.append(
             f"A plan has {BALANCE_MOVES_MAX} moves at most; when it is done, the controller makes the next plan."
         )

@@ -393,7 +393,7 @@ def balance(settings: Settings, topics: tuple[str, ...], dry_run: bool, no_wait:
                 "if another controller becomes active, it completes the moves in progress but starts no others:"
                 " in that case, run mqd cluster balance again; it continues from there"
             )
-    if plan and not settings.json and max(summary.copies, summary.preferred_leader_changed) >= BALANCE_MOVES_MAX:
+    if plan and not settings.json and max(summary.copy_count, summary.leader_change_count) >= BALANCE_MOVES_MAX:
         click.echo(f"a plan has {BALANCE_MOVES_MAX} moves at most; when it is done, the controller makes the next plan")
 
 
@@ -473,10 +473,9 @@ def upgrade(settings: Settings, dry_run: bool) -> None:
 def force_standalone(data_dir: Path | None, accepted: bool) -> None:
     """Let one host continue alone after most voters of the quorum were lost permanently.
 
-    Metadata changes that only the lost voters had are lost. If the other hosts of the
-    cluster come back, they are refused until their data directories are emptied; then they join
-    again.
-    Choose the host with the most recent metadata.
+    Choose the host with the most recent metadata: changes that only the lost voters had are lost. If
+    other hosts of the cluster come back, they are refused until their data directories are emptied;
+    then they join again.
     """
     from mqd.base.paths import default_data_dir, layout
     from mqd.cluster.raft.identity import MetadataCorrupt
@@ -504,8 +503,8 @@ def force_standalone(data_dir: Path | None, accepted: bool) -> None:
     click.echo(
         f"node {identity.node_id} is now the only voter, in generation {result.generation}, with the metadata up to"
         f" offset {result.offset} (known to be committed: {result.known_committed_offset}); voters were"
-        f" {_nodes_text(list(result.voters_before))}. Start it; empty the data directories of the others before they"
-        " come back."
+        f" {_nodes_text(list(result.voters_before))}. Start this node. Empty the data directories of the other"
+        " hosts before starting them again."
     )
 
 
