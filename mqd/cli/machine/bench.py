@@ -28,14 +28,19 @@ def command() -> None:
     help="Space that the measurement uses.",
 )
 @click.option(
-    "--seconds", default=8.0, show_default=True, type=click.FloatRange(0.2, 600), help="How long it takes, at most."
+    "--seconds",
+    default=8.0,
+    show_default=True,
+    type=click.FloatRange(0.2, 600),
+    help="Maximum duration of the measurement.",
 )
 @click.option("--format", "output_format", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def disk_(directory: Path | None, size_mib: int, seconds: float, output_format: str) -> None:
-    """Measure how fast the disk of DIRECTORY flushes, writes and reads: acks=all depends on it.
+    """Measure how fast the disk of DIRECTORY flushes, writes and reads. With acks=all, producers wait
+    for flushes.
 
-    DIRECTORY defaults to the data directory of `mqd up`, or to its nearest existing parent. No file
-    is left there.
+    DIRECTORY defaults to the data directory of `mqd up`, or to its nearest existing parent. The
+    measurement leaves no file behind.
     """
     target = directory or default_data_dir()
     while directory is None and not target.exists():
@@ -61,9 +66,9 @@ def disk_(directory: Path | None, size_mib: int, seconds: float, output_format: 
         )
         return
     click.echo(f"{target} ({kind})")
-    rows = disk.rows(figures)
-    width = max(len(name) for name, _ in rows)
-    for name, text in rows:
-        click.echo(f"  {name.ljust(width)}  {text}")
+    labelled_figures = disk.labelled_figures(figures)
+    width = max(len(label) for label, _ in labelled_figures)
+    for label, text in labelled_figures:
+        click.echo(f"  {label.ljust(width)}  {text}")
     for line in advice:
         click.echo(line)

@@ -1,7 +1,7 @@
 """Changes settings of a machine, and restores them from a journal of their earlier values.
 
 C1  An entry is on disk before its setting is changed, so every change can be undone.
-C2  If a setting is changed again, the journal keeps its first value.
+C2  If a setting is changed again, the journal keeps the value from before the first change.
 C3  A setting that another program has changed in the meantime is not restored.
 C4  Only files below /sys and /proc are written, whatever the journal says.
 """
@@ -23,7 +23,7 @@ JOURNAL_BYTES_MAX = 1 << 20
 _ALLOWED_PREFIXES = ("/sys/", "/proc/sys/", "/proc/irq/")
 
 
-class Entry(NamedTuple):
+class JournalEntry(NamedTuple):
     """`path`: absolute, without the prefix `root` (which only tests set)."""
 
     path: str
@@ -42,9 +42,9 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.entries: list[Entry] = self._read()
+        self.entries: list[JournalEntry] = self._read()
 
-    def _read(self) -> list[Entry]:
+    def _read(self) -> list[JournalEntry]:
         try:
             with open(self.path, "rb") as file:
                 parsed: Any = json.loads(file.read(JOURNAL_BYTES_MAX))
@@ -55,11 +55,13 @@ class Journal:
         entries = []
         for fields_by_name in parsed if isinstance(parsed, list) else [None]:
             fields = (
-                [fields_by_name.get(name) for name in Entry._fields] if isinstance(fields_by_name, dict) else [None]
+                [fields_by_name.get(name) for name in JournalEntry._fields]
+                if isinstance(fields_by_name, dict)
+                else [None]
             )
             if not all(isinstance(field, str) for field in fields):
-                raise CliError(f"{self.path} is not a journal of mqd tune; move it away to begin another")
-            entries.append(Entry(*fields))
+                raise CliError(f"{self.path} is not a journal of mqd tune; move it away to start a new one")
+            entries.append(JournalEntry(*fields))
         return entries
 
     def write(self) -> None:
@@ -83,7 +85,7 @@ class Journal:
     def record(self, path: str, before: str, after: str) -> None:
         index = next((i for i, entry in enumerate(self.entries) if entry.path == path), None)
         if index is None:
-            self.entries.append(Entry(path, before, after))
+            self.entries.append(JournalEntry(path, before, after))
         else:
             self.entries[index] = self.entries[index]._replace(after=after)  # C2
         self.write()

@@ -78,12 +78,13 @@ class _Bench:
         # allocated like a segment, so that a flush need not write a new file length
         os.posix_fallocate(self._fd, 0, self._size_bytes)
         os.fsync(self._fd)
-        write_bytes_per_s = self._write()
-        single, commit = self._flushes(RECORD_BYTES), self._flushes(COMMIT_BYTES)
+        write_bytes_per_s = self._measure_writes()
+        single, commit = self._measure_flushes(RECORD_BYTES), self._measure_flushes(COMMIT_BYTES)
         is_cached = not self._bypass_cache()
-        return Figures(single, commit, write_bytes_per_s, self._read(), is_cached)
+        return Figures(single, commit, write_bytes_per_s, self._measure_reads(), is_cached)
 
-    def _write(self) -> float:
+    def _measure_writes(self) -> float:
+        """Returns bytes per second."""
         block = os.urandom(MIB)  # not compressible
         began = time.perf_counter()
         while self._written + MIB <= self._size_bytes and time.perf_counter() - began < self._stage_s:
@@ -94,7 +95,7 @@ class _Bench:
         os.fdatasync(self._fd)
         return self._written / (time.perf_counter() - began)
 
-    def _flushes(self, size_bytes: int) -> Flushes:
+    def _measure_flushes(self, size_bytes: int) -> Flushes:
         block = os.urandom(size_bytes)
         latencies: list[float] = []
         offset = 0
@@ -119,7 +120,8 @@ class _Bench:
         os.close(direct)
         return True
 
-    def _read(self) -> float:
+    def _measure_reads(self) -> float:
+        """Returns bytes per second."""
         with mmap.mmap(-1, MIB) as block:  # O_DIRECT needs aligned memory
             began, offset = time.perf_counter(), 0
             while offset < self._written and time.perf_counter() - began < self._stage_s:
@@ -179,11 +181,12 @@ _KINDS: tuple[tuple[float, str], ...] = (
     (15.0, "slow: a desktop SSD, a network disk, or a spinning disk behind a cache"),
     (math.inf, "a spinning disk, or a shared machine: acks=all will be slow here"),
 )
-SLOW_P99 = 10.0  # times p50
-P99_MS_MIN = 50.0
+# a p99 above both limits is reported
+SLOW_P99_FACTOR = 10.0  # times p50
+SLOW_P99_MS = 50.0
 
 
-def kind(p50_ms: float) -> str:
+def describe_flush_latency(p50_ms: float) -> str:
     return next(text for limit, text in _KINDS if p50_ms < limit)
 
 
@@ -195,12 +198,12 @@ def advice(figures: Figures, file_system: str) -> list[str]:
     single = figures.single
     if file_system in MEMORY_FILE_SYSTEMS:
         return [f"this is {file_system}, memory: nothing in it survives a restart of the machine"]
-    lines = [f"the median flush takes {_ms(single.p50_ms)}: {kind(single.p50_ms)}"]
+    lines = [f"the median flush takes {_ms(single.p50_ms)}: {describe_flush_latency(single.p50_ms)}"]
     lines.append(
         f"a producer that waits for each record (acks=all) gets about {1000 / single.p50_ms:,.0f} records/s here;"
         " those that do not wait share flushes, and are limited only by the disk's write rate"
     )
-    if single.p99_ms > max(SLOW_P99 * single.p50_ms, P99_MS_MIN):
+    if single.p99_ms > max(SLOW_P99_FACTOR * single.p50_ms, SLOW_P99_MS):
         lines.append(
             f"one flush in a hundred takes {_ms(single.p99_ms)} or more: other programs use this disk, or it is"
             " collecting garbage. Producers' p99 will be higher"
@@ -210,7 +213,8 @@ def advice(figures: Figures, file_system: str) -> list[str]:
     return lines
 
 
-def rows(figures: Figures) -> list[tuple[str, str]]:
+def labelled_figures(figures: Figures) -> list[tuple[str, str]]:
+    """Returns (label, text) of each measured figure."""
     flush_rows = []
     for flushes in (figures.single, figures.commit):
         flush_rows.append(

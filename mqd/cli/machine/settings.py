@@ -27,8 +27,8 @@ MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs")
 
 
 class Setting(NamedTuple):
-    """`writes`: file -> text that `mqd tune --apply` writes to it. If it is empty, `how` describes
-    the change, if one is needed. `is_risk`: the current value puts records at risk.
+    """`writes`: file -> text that `mqd tune --apply` writes to the file. If `writes` is empty and a
+    change is needed, `how` describes it. `is_risk`: the current value puts records at risk.
     """
 
     name: str
@@ -176,26 +176,28 @@ def _device(device: Device) -> Iterator[Setting]:
         yield from _raid(device, array)
 
 
-class Array(NamedTuple):
-    """A software RAID. `stripe_kb`: the data of one stripe over all disks; 0: not striped."""
+class RaidArray(NamedTuple):
+    """A software RAID. `stripe_kb`: how much data one stripe holds, on all disks together; 0: the
+    array is not striped.
+    """
 
     level: str
     stripe_kb: int
 
 
-def _array(device: Device) -> Array | None:
+def _array(device: Device) -> RaidArray | None:
     level = read_text(device.directory / "md/level")
     if level is None:
         return None
     disks = read_number(device.directory / "md/raid_disks") or 0
     chunk_kb = (read_number(device.directory / "md/chunk_size") or 0) // 1024
     if level not in STRIPED_LEVELS:
-        return Array(level, 0)
+        return RaidArray(level, 0)
     data_disks = disks // 2 if level == "raid10" else disks - PARITY_DISKS.get(level, 0)
-    return Array(level, chunk_kb * max(data_disks, 1))
+    return RaidArray(level, chunk_kb * max(data_disks, 1))
 
 
-def _raid(device: Device, array: Array) -> Iterator[Setting]:
+def _raid(device: Device, array: RaidArray) -> Iterator[Setting]:
     missing = read_number(device.directory / "md/degraded")
     if missing is not None:
         yield Setting(
@@ -394,7 +396,7 @@ def _cpus(root: Path) -> Iterator[Setting]:
             True,
             f"a worker that stays on the node of its network card and disk does not access another node's memory"
             f" ({lists})",
-            how="worker.cpus=CPUS of one node, in the broker's configuration",
+            how="set worker.cpus to the CPUs of one node, in the broker's configuration",
         )
 
 
@@ -418,7 +420,7 @@ def _limits(root: Path) -> Iterator[Setting]:
             OPEN_FILES_MIN,
             str(OPEN_FILES_MIN),
             "each connection and segment takes one",
-            "nofile in /etc/security/limits.d; mqd service install sets it for the service",
+            "set nofile in /etc/security/limits.d; mqd service install sets it for the service",
         ),
         (
             "locked memory",
@@ -426,7 +428,7 @@ def _limits(root: Path) -> Iterator[Setting]:
             LOCKED_BYTES_MIN if _kernel_version(root) < (5, 12) else 0,
             f"{LOCKED_BYTES_MIN >> 20} MiB",
             "this kernel counts io_uring's rings against this limit",
-            "memlock in /etc/security/limits.d, or LimitMEMLOCK in the unit",
+            "set memlock in /etc/security/limits.d, or LimitMEMLOCK in the unit",
         ),
     ):
         fields = limits.get(key)

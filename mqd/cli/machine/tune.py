@@ -76,14 +76,14 @@ def _report(outcomes: Sequence[Outcome], as_json: bool) -> None:
 @click.option(
     "--data-dir",
     type=click.Path(path_type=Path),
-    help="Check the disks of this broker.  [env: MQD_DATA_DIR; default: ~/.local/share/mqd]",
+    help="The broker's data directory, whose disk is checked.  [env: MQD_DATA_DIR; default: ~/.local/share/mqd]",
     envvar="MQD_DATA_DIR",
 )
 @click.option(
     "--config",
     "config_file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="The broker's properties file, for log.dirs.",
+    help="The broker's properties file; the disks of its log.dirs are checked, too.",
 )
 @click.option("--apply", "apply", is_flag=True, help="Change the settings that can be changed at run time; needs root.")
 @click.option("--undo", "undo", is_flag=True, help="Restore the settings that --apply has changed; needs root.")
@@ -93,7 +93,7 @@ def _report(outcomes: Sequence[Outcome], as_json: bool) -> None:
     type=click.Path(dir_okay=False, path_type=Path),
     default=JOURNAL,
     show_default=True,
-    help="The journal of --apply, for --undo.",
+    help="File in which --apply records the earlier values, and from which --undo restores them.",
 )
 @click.option("--root", type=click.Path(file_okay=False, path_type=Path), default=Path("/"), hidden=True)
 @click.option("--format", "output_format", type=click.Choice(["text", "json"]), default="text", show_default=True)

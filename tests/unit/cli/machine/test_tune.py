@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from mqd.cli.common import CliError
 from mqd.cli.machine import changes, settings, tune
-from mqd.cli.machine.changes import Entry, Journal
+from mqd.cli.machine.changes import Journal, JournalEntry
 from mqd.cli.machine.settings import Setting
 from mqd.cli.main import cli
 
@@ -280,7 +280,7 @@ def test_changes_refused_by_the_kernel_are_reported_and_stay_in_the_journal(
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "/proc/sys/../../etc/passwd", "/sysfoo", "etc/passwd"])
 def test_a_journal_cannot_name_other_files(machine: Machine, path: str) -> None:
-    (machine.root / "journal.json").write_text(json.dumps([Entry(path, "root", "x")._asdict()]))
+    (machine.root / "journal.json").write_text(json.dumps([JournalEntry(path, "root", "x")._asdict()]))
     undone = machine.tune("--undo")
     assert isinstance(undone.exception, CliError) and "is not a setting of the kernel" in str(undone.exception)
 
