@@ -25,8 +25,8 @@ _HAS_MEMBERS = (
 )
 SPARK_PROGRESS_NOTE = (
     "group {group} has the progress of a Spark streaming query, which resumes from its checkpoint. Moving an offset"
-    " changes the displayed lag, until the query's next batch from that partition, but not what is read. To read"
-    " from elsewhere, start the query with a new checkpoint and startingOffsets"
+    " does not change what the query reads, but only the displayed lag, until the query's next batch from that"
+    " partition. To make it read from elsewhere, start the query with a new checkpoint and startingOffsets"
 )
 
 
@@ -81,7 +81,7 @@ def plan(
     shift: int,
     is_share: bool = False,
 ) -> list[Move]:
-    """Computes the new offsets: at `start`, or without it `shift` after the committed offset.
+    """Computes the new offsets: at `start`, or if it is None, `shift` after the committed offset.
     Offsets outside the log are clamped, with a note. Raises CliError when nothing can move.
     """
     committed = positions(cluster, group, is_share)
@@ -138,8 +138,8 @@ def _target_of(
 
 
 def commit(cluster: Cluster, group: str, moves: list[Move]) -> dict[Partition, str]:
-    """Commits as an administrator, outside of any generation, which the coordinator accepts only
-    for a group without members. Returns the reasons of failures.
+    """Commits as an administrator, outside of any generation; the coordinator accepts this only for
+    a group without members. Returns partition -> reason, for the commits that failed.
     """
     topics: dict[str, list[Any]] = {}
     for move in moves:
@@ -182,6 +182,6 @@ def _reason(error: int) -> str:
 
 
 def alter(cluster: Cluster, group: str, moves: list[Move]) -> dict[Partition, str]:
-    """Sets the start offsets of a share group; commit() does this for other groups."""
+    """Sets the start offsets of a share group; for other groups, use commit(). Returns the same."""
     targets = {(move.topic, move.partition): move.new for move in moves if move.new is not None}
     return {partition: _reason(error) for partition, error in share_groups.alter(cluster, group, targets).items()}

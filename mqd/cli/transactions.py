@@ -199,8 +199,8 @@ def _transactions_by_producer(cluster: Cluster, producer_ids: Iterable[int]) -> 
 
 
 def hanging_transactions(cluster: Cluster, idle_ms: int) -> list[OpenProducer]:
-    """Transactions that are open in a partition, have been idle for this long, and that no
-    coordinator will end, because none knows a transaction of this producer with this partition
+    """Returns transactions that are open in a partition, have been idle for at least `idle_ms`, and
+    that no coordinator will end, because none knows a transaction of this producer with this partition
     (KIP-664). Consumers with isolation.level=read_committed cannot read past such a transaction.
     Raises CliError if there are candidates, but a coordinator cannot be queried.
     """
@@ -212,12 +212,14 @@ def hanging_transactions(cluster: Cluster, idle_ms: int) -> list[OpenProducer]:
         )
         if producer.idle_ms >= idle_ms
     ]
-    known_producers = _transactions_by_producer(cluster, (producer.producer_id for producer in suspects))
-    return [producer for producer in suspects if not _is_known(known_producers.get(producer.producer_id), producer)]
+    transactions = _transactions_by_producer(cluster, (producer.producer_id for producer in suspects))
+    return [producer for producer in suspects if not _will_be_ended(transactions.get(producer.producer_id), producer)]
 
 
-def _is_known(transaction: Transaction | None, producer: OpenProducer) -> bool:
-    """Whether the coordinator will end this transaction in the producer's partition."""
+def _will_be_ended(transaction: Transaction | None, producer: OpenProducer) -> bool:
+    """Whether the coordinator will end the producer's transaction in the partition. `transaction`:
+    the one that a coordinator knows of this producer.
+    """
     sent_to = origin_of(producer.producer_id)[1]
     partition = sent_to if sent_to >= 0 else producer.partition
     return (
@@ -236,15 +238,15 @@ def check_open(transaction: Transaction) -> None:
             " nothing can change that"
         )
     if transaction.state != "Ongoing":
-        raise CliError(f"transactional id {name} has no transaction open; it is {transaction.state}")
+        raise CliError(f"transactional id {name} has no transaction open; its state is {transaction.state}")
 
 
 def find_open_transaction(
     cluster: Cluster, topic: str, index: int, start_offset: int | None, producer_id: int | None
 ) -> tuple[OpenProducer, Transaction | None]:
-    """The open transaction that begins at this offset, or belongs to this producer; and the
-    coordinator's view of the same producer. Raises CliError if there is no such transaction, or if
-    its outcome is decided.
+    """Returns the open transaction that begins at this offset or, if `start_offset` is None, belongs
+    to this producer; and the coordinator's view of the same producer. Raises CliError if there is no
+    such transaction, or if its outcome is decided.
     """
     if index not in cluster.topics([topic]).get(topic, {}):
         raise CliError(f"there is no partition {index} of a topic {topic}; mqd topic list shows the topics")

@@ -21,7 +21,7 @@ from mqd.cli.kafka_request import Broker, check
 from mqd.cli.records import parse_header
 from mqd.cli.seeking import SPARK_PROGRESS_NOTE, Move, alter, commit, parse_destination, plan
 from mqd.cli.topic_writing import Writer
-from mqd.cli.verbs.group import parse_target, seek_refusal
+from mqd.cli.verbs.group import parse_target, refusal_text
 from mqd.console import queries
 from mqd.protocol.messages import (
     CreatePartitionsRequest,
@@ -316,7 +316,7 @@ def seek(settings: Settings, form: Form) -> Change:
     def apply() -> None:
         with Cluster(settings.bootstrap) as cluster:
             if (current_group := must_describe(cluster, name)).state not in WITHOUT_MEMBERS:
-                raise CliError(seek_refusal(current_group))
+                raise CliError(refusal_text(current_group))
             planned = plan(cluster, name, requested, start, 0, is_share)
             failed = (alter if is_share else commit)(cluster, name, planned)
         if failed:
@@ -335,5 +335,5 @@ def seek(settings: Settings, form: Form) -> Change:
         ("/group", {"name": name}),
         ("Partition", "Old offset", "New offset", "Moves by", ""),
         [(f"{move.topic}-{move.partition}", move.old, move.new, _moved_by(move), move.note) for move in moves],
-        refusal="" if group.state in WITHOUT_MEMBERS else seek_refusal(group),
+        refusal="" if group.state in WITHOUT_MEMBERS else refusal_text(group),
     )

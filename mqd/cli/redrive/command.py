@@ -29,7 +29,7 @@ def command() -> None:
 @click.option(
     "--reason",
     type=click.Choice(list(REASONS)),
-    help="Only rejected records, or those that exhausted their deliveries.",
+    help="Only letters of records that were rejected, or that exhausted their deliveries.",
 )
 @click.option("--since", metavar="TIME", help="Only letters written at this time or later.")
 @click.option("--until", metavar="TIME", help="Only letters written before this time.")

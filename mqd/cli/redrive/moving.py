@@ -40,7 +40,7 @@ _TRANSIENT = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN)
 class Source(NamedTuple):
     """A topic that letters came from."""
 
-    partitions: int
+    partition_count: int
     is_dead_letter_topic: bool
 
 
@@ -53,8 +53,8 @@ class Outcome:
         self.moved: Counter[tuple[str, str, str]] = Counter()
         self.refused: Counter[str] = Counter()
         self.first_refused: dict[str, tuple[int, int]] = {}
-        self.not_selected = 0
-        self.moved_before = 0  # by a redrive with another filter
+        self.not_selected = 0  # number of letters that the filter does not select
+        self.moved_before = 0  # number of letters that a redrive with another filter has moved
 
     def refuse(self, letter: StoredRecord, why: str) -> None:
         self.refused[why] += 1
@@ -191,7 +191,7 @@ class Redrive:
                     self._pending_messages.append(message)
             if self._ends and not self._pending_messages and time.monotonic() > deadline:
                 raise CliError(
-                    f"topic {self.topic}: no records arrive from partition {min(self._ends)} (mqd cluster status)"
+                    f"topic {self.topic}: no records arrive from partition {min(self._ends)}; check mqd cluster status"
                 )
 
     def _take_letters(self, room: int) -> list[_Letter]:
@@ -224,7 +224,8 @@ class Redrive:
     def _build_records(self, letters: list[_Letter]) -> list[NewRecord]:
         wanted_offsets: dict[tuple[str, int], set[int]] = {}
         for letter, origin, source in letters:
-            if plan.needs_source(letter) and not source.is_dead_letter_topic and origin.partition < source.partitions:
+            has_partition = origin.partition < source.partition_count
+            if plan.needs_source(letter) and not source.is_dead_letter_topic and has_partition:
                 wanted_offsets.setdefault((origin.topic, origin.partition), set()).add(origin.offset)
         source_records = self._sources.read(wanted_offsets)
         records = []
@@ -235,7 +236,7 @@ class Redrive:
                 self.outcome.refuse(letter, new)
                 continue
             self._counts[(origin.topic, origin.group, origin.message)] += 1
-            records.append(new if origin.partition < source.partitions else new._replace(partition=-1))
+            records.append(new if origin.partition < source.partition_count else new._replace(partition=-1))
         return records
 
     def _commit(self, records: list[NewRecord]) -> None:
@@ -260,7 +261,7 @@ class Writer:
             "on_delivery": self._on_delivery,
         }
         self._producer = Producer(base_config(bootstrap) | config)
-        self._is_open = False
+        self._has_open_transaction = False
 
     def begin(self) -> None:
         """Fences an earlier redrive of the topic and aborts its open transaction."""
@@ -278,14 +279,14 @@ class Writer:
                 if error.fatal() or not error.txn_requires_abort():
                     raise CliError(self._explain(problem)) from None
                 self._call_with_retries(self._producer.abort_transaction)
-                self._is_open = False
+                self._has_open_transaction = False
                 if self._failure is not None or attempt == ATTEMPTS_MAX:
                     raise CliError(self._explain(problem)) from None
 
     def _write_transaction(self, records: list[NewRecord], offsets: list[TopicPartition]) -> None:
         self._failure = None
         self._producer.begin_transaction()
-        self._is_open = True
+        self._has_open_transaction = True
         for record in records:
             self._produce(record)
         self._call_with_retries(
@@ -294,7 +295,7 @@ class Writer:
             )
         )
         self._call_with_retries(self._producer.commit_transaction)
-        self._is_open = False
+        self._has_open_transaction = False
 
     def _produce(self, record: NewRecord) -> None:
         while True:
@@ -329,14 +330,17 @@ class Writer:
             KafkaError.PRODUCER_FENCED,
             KafkaError.INVALID_PRODUCER_EPOCH,
         ):
-            return f"another redrive of {self._topic} has begun, and this one has ended; what it moved stays moved"
+            return (
+                f"another redrive of {self._topic} has begun and has ended this one; the records that this one moved"
+                " stay moved"
+            )
         if self._failure is not None:
             error, topic = self._failure
             return f"topic {topic}: {explain_kafka(KafkaException(error))[0]}; redrive again to resume"
         return f"{explain_kafka(problem)[0]}; redrive again to resume"
 
     def close(self) -> None:
-        if self._is_open:  # interrupted: abort now, so that readers do not wait for the timeout
+        if self._has_open_transaction:  # interrupted: abort now, so that readers do not wait for the timeout
             with contextlib.suppress(KafkaException):
                 self._producer.abort_transaction(5.0)
 
@@ -410,7 +414,7 @@ class SourceReader:
                         remaining.popleft()
                     deadline = time.monotonic() + PROGRESS_TIMEOUT_S
             if remaining and time.monotonic() > deadline:
-                raise CliError(f"topic {topic}: no records arrive from partition {index} (mqd cluster status)")
+                raise CliError(f"topic {topic}: no records arrive from partition {index}; check mqd cluster status")
         self._consumer.unassign()
         return records
 

@@ -42,7 +42,9 @@ class StoredRecord(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """The record that a letter's headers name."""
+    """The record that a letter's headers name. `group`, `message`: which share group dead-lettered
+    the record, and why.
+    """
 
     topic: str
     partition: int
@@ -67,7 +69,7 @@ class Filter(NamedTuple):
     """
 
     group: str = ""
-    topic: str = ""
+    topic: str = ""  # that the record came from
     reason: str = ""  # of REASONS
     since_ms: int = 0
     until_ms: int = 0
@@ -83,12 +85,12 @@ class Filter(NamedTuple):
 
 
 class EarlierRedrive(NamedTuple):
-    """Another redrive of the topic, which has handled the letters below its positions (by
-    partition).
+    """Another redrive of the topic. In each partition, it has handled the letters below its
+    position.
     """
 
     filter: Filter
-    positions: Mapping[int, int]
+    positions: Mapping[int, int]  # by partition
 
 
 def group_of(topic: str, letter_filter: Filter) -> str:
@@ -98,8 +100,8 @@ def group_of(topic: str, letter_filter: Filter) -> str:
 
 
 def filter_of(group: str, topic: str) -> Filter | None:
-    """The filter of a redrive of `topic`, from the name of its group. None if the group is not a
-    redrive's.
+    """Returns the filter of a redrive of `topic`, parsed from the name of the redrive's group. None
+    if `group` is not the group of such a redrive.
     """
     name, _, query = group.partition("?")
     if name != GROUP_PREFIX + topic:
@@ -147,10 +149,10 @@ def needs_source(letter: StoredRecord) -> bool:
 def record_of(
     letter: StoredRecord, origin: Origin, source: StoredRecord | None, source_is_dead_letter_topic: bool
 ) -> NewRecord | str:
-    """The record to write, or the reason why none is written. `source`: the original record, if it
-    is needed and still exists. A record that is moved into a topic that is itself a dead-letter
-    topic would become a dead letter without headers, or, if two topics take each other's letters,
-    be redriven back and forth.
+    """Returns the record to write, or the reason why none is written. `source`: the original record,
+    if it is needed and still exists. No record is written to a topic that is itself a dead-letter
+    topic: there it would be a dead letter without headers, or, if two topics take each other's
+    letters, be redriven back and forth.
     """
     if source_is_dead_letter_topic:
         return LOOP

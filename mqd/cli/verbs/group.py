@@ -26,7 +26,7 @@ WAITED_FOR_TEXTS = {
 }
 
 
-@click.group(help="List, describe, delete consumer and share groups, and move their offsets.")
+@click.group(help="List, describe and delete consumer and share groups, and move their offsets.")
 def command() -> None:
     pass
 
@@ -401,7 +401,8 @@ def parse_target(text: str) -> tuple[str, set[int] | None]:
     return topic, indexes if colon else None
 
 
-def seek_refusal(group: "Group") -> str:
+def refusal_text(group: "Group") -> str:
+    """Explains why the offsets of a group with members cannot be moved."""
     members_text = ", ".join(
         f"{label} on {next(m.host for m in group.members if m.member_id == member_id)}"
         for member_id, label in list(member_labels(group).items())[:3]
@@ -423,7 +424,7 @@ def seek_refusal(group: "Group") -> str:
 @click.argument("name", metavar="GROUP", shell_complete=complete_group)
 @click.argument("targets", nargs=-1, metavar="[TOPIC[:PARTITION]]...")
 @click.option("--to", "destination", metavar="WHERE", help="Where the group continues.")
-@click.option("--shift-by", type=int, metavar="N", help="That many offsets forward, or back if negative.")
+@click.option("--shift-by", type=int, metavar="N", help="Move by N offsets: forward, or back if N is negative.")
 @click.option("--execute", is_flag=True, help="Commit the new offsets.  [default: only show them]")
 def seek(
     settings: Settings,
@@ -454,9 +455,12 @@ def seek(
         has_members = group is not None and group.state not in WITHOUT_MEMBERS
         if has_members and execute:
             assert group is not None
-            raise CliError(seek_refusal(group))
+            raise CliError(refusal_text(group))
         if group is None and not requested:
-            raise CliError(f"there is no group {name}; mqd group list shows all groups. To begin one, name the topics")
+            raise CliError(
+                f"there is no group {name}; mqd group list shows all groups. To set offsets"
+                " for a new group, name the topics"
+            )
         is_share = group is not None and group.type == "share"
         moves = plan(cluster, name, requested, start, shift_by or 0, is_share)
         failed = (alter if is_share else commit)(cluster, name, moves) if execute else {}
@@ -485,7 +489,7 @@ def seek(
     if is_spark_progress:
         error_line(SPARK_PROGRESS_NOTE.format(group=name))
     if has_members and group is not None:
-        error_line(f"--execute would be refused now: {seek_refusal(group)}")
+        error_line(f"--execute would be refused now: {refusal_text(group)}")
     if failed:
         raise CliError(
             f"{len(failed)} of {len(moves)} offsets were not committed: {next(iter(failed.values()))}", EXIT_FAILED
@@ -538,7 +542,7 @@ def delete_offsets(settings: Settings, name: str, topics: tuple[str, ...], execu
         if group.type != SHARE:
             raise CliError(f"group {name} is not a share group; mqd group delete deletes it with its offsets")
         if group.state not in WITHOUT_MEMBERS and execute:
-            raise CliError(seek_refusal(group))
+            raise CliError(refusal_text(group))
         start_offsets = {
             partition: position
             for partition, position in share_groups.offsets(cluster, name).items()
