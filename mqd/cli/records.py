@@ -1,5 +1,5 @@
 """Records as bytes and text: escapes, output formats (kcat's tokens), JSON envelopes, delimited
-input, starting points. Uses no client library, and no I/O except reading.
+input, starting points. Uses no client library, and does no I/O except reading the input.
 """
 
 import base64
@@ -47,9 +47,9 @@ def _size(value: bytes | None) -> int:
     return -1 if value is None else len(value)
 
 
-def _tokens(null: bytes) -> dict[str, Callable[[Any], bytes]]:
+def _tokens(null_text: bytes) -> dict[str, Callable[[Any], bytes]]:
     def text(value: bytes | None) -> bytes:
-        return null if value is None else value
+        return null_text if value is None else value
 
     def payload(message: Any) -> bytes:
         return text(message.value())
@@ -70,12 +70,12 @@ def _tokens(null: bytes) -> dict[str, Callable[[Any], bytes]]:
     }
 
 
-def compile_format(text: str, null: bytes = b"") -> Callable[[Any], bytes]:
-    """A function from a message to its bytes. Tokens: %k key, %v or %s value, %K and %V sizes (-1:
-    null), %t topic, %p partition, %o offset, %T timestamp in ms, %h headers, %R size as four
-    big-endian bytes, %% a per cent sign. Raises click.UsageError on others.
+def compile_format(text: str, null_text: bytes = b"") -> Callable[[Any], bytes]:
+    """Returns a function that formats a message as bytes. Tokens: %k key, %v or %s value, %K and %V
+    sizes (-1: null), %t topic, %p partition, %o offset, %T timestamp in ms, %h headers, %R size as
+    four big-endian bytes, %% a per cent sign. Raises click.UsageError on other tokens.
     """
-    tokens = _tokens(null)
+    tokens = _tokens(null_text)
     parts: list[Callable[[Any], bytes]] = []
     for literal, token in re.findall(r"((?:[^%\\]|\\.)+|\\$)|%(.?)", text, re.DOTALL):
         if literal or token == "%":
@@ -94,7 +94,7 @@ def _constant(text: bytes, _message: Any) -> bytes:
     return text
 
 
-def _raw(value: bytes | None) -> str | None:
+def _lossless_text(value: bytes | None) -> str | None:
     return None if value is None else value.decode("utf-8", "surrogateescape")
 
 
@@ -110,14 +110,14 @@ def kcat_envelope(message: Any, broker: int) -> bytes:
         "broker": broker,
     }
     if message.headers():
-        envelope["headers"] = [item for name, value in message.headers() for item in (name, _raw(value))]
-    envelope["key"] = _raw(message.key())
-    envelope["payload"] = _raw(message.value())
+        envelope["headers"] = [item for name, value in message.headers() for item in (name, _lossless_text(value))]
+    envelope["key"] = _lossless_text(message.key())
+    envelope["payload"] = _lossless_text(message.value())
     return json.dumps(envelope, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogateescape") + b"\n"
 
 
-def readable(name: str, value: bytes | None) -> dict[str, str | None]:
-    """{name: text}, or {name_base64: base64} if the value is not UTF-8."""
+def json_field(name: str, value: bytes | None) -> dict[str, str | None]:
+    """Returns {name: text}, or {name_base64: base64} if the value is not UTF-8."""
     if value is None:
         return {name: None}
     try:
@@ -137,9 +137,9 @@ def envelope(message: Any) -> bytes:
         "timestamp_ms": message.timestamp()[1],
     }
     if message.headers():
-        fields["headers"] = [{"name": name, **readable("value", value)} for name, value in message.headers()]
-    fields.update(readable("key", message.key()))
-    fields.update(readable("value", message.value()))
+        fields["headers"] = [{"name": name, **json_field("value", value)} for name, value in message.headers()]
+    fields.update(json_field("key", message.key()))
+    fields.update(json_field("value", message.value()))
     return json.dumps(fields, ensure_ascii=False).encode() + b"\n"
 
 
@@ -169,7 +169,7 @@ def split_key(record: bytes, delimiter: bytes | None, default_key: bytes | None)
 
 
 def parse_header(text: str) -> tuple[str, bytes | None]:
-    """NAME=VALUE; without "=" the header's value is null."""
+    """Parses NAME=VALUE; without "=" the header's value is null."""
     name, equals, value = text.partition("=")
     if not name:
         raise click.UsageError(f"a header is NAME=VALUE, not {text!r}")
@@ -189,8 +189,9 @@ class Position(msgspec.Struct, frozen=True):
 
 
 def parse_time(text: str, now: datetime) -> int:
-    """Milliseconds since the epoch, a date or date and time (ISO 8601, local time by default), or
-    an age: -90s, -15m, -2h, -1d.
+    """Parses milliseconds since the epoch, a date or date and time (ISO 8601, local time by
+    default), or an age: -90s, -15m, -2h, -1d. Returns milliseconds since the epoch. Raises
+    click.UsageError.
     """
     if match := re.fullmatch(r"-([0-9]{1,12})(ms|s|m|h|d)", text):
         time_ms = int(now.timestamp() * 1000) - int(match[1]) * _UNITS[match[2]]
@@ -208,7 +209,7 @@ def parse_time(text: str, now: datetime) -> int:
 
 
 def parse_position(text: str, now: datetime) -> Position:
-    """beginning | end | OFFSET | -COUNT | @TIME. Raises click.UsageError."""
+    """Parses beginning | end | OFFSET | -COUNT | @TIME. Raises click.UsageError."""
     if text in ("beginning", "earliest", "start"):
         return Position("beginning")
     if text in ("end", "latest"):

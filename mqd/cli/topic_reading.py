@@ -37,9 +37,10 @@ class Reader:
         self.topic = topic
         self.timeout_s = timeout_s
         self._bootstrap = bootstrap
-        self._down_since: float | None = None  # all brokers are unreachable since this time
+        # since then, all brokers have been unreachable; None: they are not known to be unreachable
+        self._down_since: float | None = None
         self._outage_reported = False
-        self._silent_since = time.monotonic()  # no message since this time
+        self._silent_since = time.monotonic()  # since then, no message has arrived
         properties = dict(properties or {})
         encryption = take_encryption(properties)
         config = base_config(bootstrap, properties=properties) | {

@@ -48,9 +48,9 @@ class Options(msgspec.Struct, frozen=True):
     exit_at_end: bool
     quiet: bool
     unbuffered: bool
-    null: bool  # -Z: send null instead of an empty value; print NULL for null
+    uses_null: bool  # -Z: send null instead of an empty value; print NULL for null
     show_offset: bool
-    lines: bool  # -l: split the file by the delimiter
+    split_lines: bool  # -l: split the file by the delimiter
     tee: bool
     timeout_s: float
     config: dict[str, str]
@@ -98,10 +98,13 @@ def _print_note(options: Options, text: str) -> None:
 )
 @click.option("-u", "unbuffered", is_flag=True, help="Unbuffered output.")
 @click.option(
-    "-Z", "null", is_flag=True, help="Producer: send null instead of an empty value. Consumer: print NULL for null."
+    "-Z",
+    "uses_null",
+    is_flag=True,
+    help="Producer: send null instead of an empty value. Consumer: print NULL for null.",
 )
 @click.option("-O", "show_offset", is_flag=True, help="Print the offset, then -K's delimiter.")
-@click.option("-l", "lines", is_flag=True, help="Split the file by the delimiter.")
+@click.option("-l", "split_lines", is_flag=True, help="Split the file by the delimiter.")
 @click.option("-T", "tee", is_flag=True, help="Print what is sent.")
 @click.option("-z", "compression", metavar="CODEC", help="gzip, snappy, lz4 or zstd.")
 @click.option(
@@ -179,9 +182,9 @@ def _options(ctx: click.Context, parameters: dict[str, Any]) -> Options:
         exit_at_end=parameters["exit_at_end"],
         quiet=parameters["quiet"],
         unbuffered=parameters["unbuffered"],
-        null=parameters["null"],
+        uses_null=parameters["uses_null"],
         show_offset=parameters["show_offset"],
-        lines=parameters["lines"],
+        split_lines=parameters["split_lines"],
         tee=parameters["tee"],
         timeout_s=parameters["timeout_s"],
         config=config,
@@ -336,7 +339,7 @@ def _start_and_stop(options: Options) -> tuple[Position, Position | None]:
 def _renderer(options: Options, leader: Callable[[int], int]) -> Callable[[Any], bytes]:
     if options.as_json:
         return lambda message: kcat_envelope(message, leader(message.partition()))
-    null = b"NULL" if options.null else b""
+    null = b"NULL" if options.uses_null else b""
     if options.message_format is not None:
         return compile_format(options.message_format, null)
     prefix_parts = []
@@ -354,9 +357,9 @@ def _consume(options: Options) -> None:
         compile_format(options.message_format)  # report errors before connecting
     topic = options.topics[0]
 
-    def on_end(partition: int, offset: int, last: bool) -> None:
+    def on_end(partition: int, offset: int, is_last: bool) -> None:
         _print_note(
-            options, f"Reached end of topic {topic} [{partition}] at offset {offset}{': exiting' if last else ''}"
+            options, f"Reached end of topic {topic} [{partition}] at offset {offset}{': exiting' if is_last else ''}"
         )
 
     reader = Reader(options.bootstrap, topic, options.config, options.timeout_s)
@@ -384,12 +387,12 @@ def _input_records(options: Options) -> Iterator[bytes]:
     if not options.arguments:
         yield from split(sys.stdin.buffer, options.delimiter)
         return
-    if options.lines and len(options.arguments) > 1:
+    if options.split_lines and len(options.arguments) > 1:
         raise click.UsageError("-l takes one file")
     for name in options.arguments:
         with contextlib.ExitStack() as stack:
             stream = stack.enter_context(open(name, "rb"))
-            if options.lines:
+            if options.split_lines:
                 yield from split(stream, options.delimiter)
             else:
                 yield stream.read()
@@ -405,7 +408,7 @@ def _produce(options: Options) -> None:
     with Writer(options.bootstrap, defaults | options.config) as writer:
         for record in _input_records(options):
             # whole files are sent unchanged: -K only splits lines into key and value
-            is_whole_file = bool(options.arguments) and not options.lines
+            is_whole_file = bool(options.arguments) and not options.split_lines
             key, value = (
                 (options.fixed_key, record)
                 if is_whole_file
@@ -413,8 +416,8 @@ def _produce(options: Options) -> None:
             )
             writer.send(
                 topic,
-                None if options.null and not value else value,
-                None if options.null and not key else key,
+                None if options.uses_null and not value else value,
+                None if options.uses_null and not key else key,
                 headers,
                 partition,
             )

@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from mqd.cli.common import EXIT_FAILED, CliError, Settings, emit_json, human_bytes, options
-from mqd.cli.records import readable
+from mqd.cli.records import json_field
 
 
 @click.group(help="Dump and verify segment files.")
@@ -68,9 +68,9 @@ def _batch_json(segment: Path, batch: Any, records: list[Any] | None) -> str:
             {
                 "offset": record.offset,
                 "timestamp_ms": record.timestamp_ms,
-                **readable("key", record.key),
-                **readable("value", record.value),
-                "headers": [{"name": name, **readable("value", value)} for name, value in record.headers],
+                **json_field("key", record.key),
+                **json_field("value", record.value),
+                "headers": [{"name": name, **json_field("value", value)} for name, value in record.headers],
             }
             for record in records
         ]
