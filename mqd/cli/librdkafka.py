@@ -1,4 +1,4 @@
-"""librdkafka for the commands: its clients do not log, an unreachable broker is reported
+"""Sets up librdkafka clients for the commands: they do not log, an unreachable broker is reported
 immediately, and errors become text.
 
 Importing confluent_kafka costs 50 ms, so modules that every command loads import this one within
@@ -26,7 +26,7 @@ RECENT_ERROR_S = 60.0  # see recent_error()
 CONNECT_TIMEOUT_S = 3.0
 
 _API_VERSIONS = 18
-_CORRELATION_ID = 0x6D7164  # no other protocol's response begins with it
+_CORRELATION_ID = 0x6D7164  # no response of another protocol has it at this position
 _RESPONSE_HEAD = struct.Struct(">ii")  # header of a response: its size, the request's correlation id
 _RESPONSE_BYTES_MAX = 1 << 20
 _RECEIVE_BYTES = 1024
@@ -67,7 +67,7 @@ def _addresses(bootstrap: str) -> list[tuple[str, int]]:
 
 
 def unreachable(bootstrap: str, reason: str = "", advertised_by: int | None = None) -> CliError:
-    """`advertised_by`: the node whose address this is, according to another broker."""
+    """Returns the error. `advertised_by`: the node that advertises `bootstrap` as its address."""
     why = f" ({reason})" if reason else ""
     if advertised_by is not None:
         return CliError(
@@ -83,8 +83,9 @@ def unreachable(bootstrap: str, reason: str = "", advertised_by: int | None = No
 def require_broker(
     bootstrap: str, timeout_s: float = CONNECT_TIMEOUT_S, plaintext: bool = True, advertised_by: int | None = None
 ) -> tuple[str, int]:
-    """The first address that accepts a connection and, without TLS, responds like a Kafka broker;
-    librdkafka alone would report an unreachable broker only after its time limit. Raises CliError.
+    """Returns the first address that accepts a connection and, without TLS, responds like a Kafka
+    broker. Raises CliError if there is none; librdkafka alone would report that only after its time
+    limit.
     """
     reason = ""
     refusal: CliError | None = None
@@ -102,7 +103,7 @@ def require_broker(
             continue
         host = f"[{address[0]}]" if ":" in address[0] else address[0]
         refusal = CliError(
-            f"{host}:{address[1]} does not answer plain Kafka requests: {foreign_response}; probably it requires TLS:"
+            f"{host}:{address[1]} does not answer plain Kafka requests: {foreign_response}; it probably requires TLS:"
             " give the client's settings with --client-config FILE or MQD_CLIENT_CONFIG"
             if foreign_response in (_CLOSED, _TLS_ALERT)
             else f"{host}:{address[1]} is not a Kafka broker: {foreign_response}; give the broker's port for clients"
@@ -113,8 +114,8 @@ def require_broker(
 
 
 def _foreign_response(connection: socket.socket, timeout_s: float) -> str | None:
-    """How a peer that is not a Kafka broker answers an ApiVersions request, version 0; None if it
-    is a Kafka broker. The time limit covers the whole exchange.
+    """Sends an ApiVersions request, version 0. Returns None if a Kafka broker answers it; otherwise
+    describes what the peer did instead. The time limit covers the whole exchange.
     """
     client = b"mqd-cli"
     request = struct.pack(">hhih", _API_VERSIONS, 0, _CORRELATION_ID, len(client)) + client
@@ -146,8 +147,8 @@ def _foreign_response(connection: socket.socket, timeout_s: float) -> str | None
 
 
 def _require_login(bootstrap: str, timeout_s: float, security: ClientSecurity) -> None:
-    """Raises CliError if a broker refuses the TLS handshake or the login, which librdkafka would
-    repeat until its time limit.
+    """Raises CliError if a broker refuses the TLS handshake or the login; librdkafka alone would
+    try again until its time limit.
     """
     from mqd.cli.kafka_request import Broker
 
@@ -157,14 +158,14 @@ def _require_login(bootstrap: str, timeout_s: float, security: ClientSecurity) -
     except CliError as error:
         if error.exit_code != EXIT_UNREACHABLE:
             raise
-        require_broker(bootstrap, timeout_s, not security.has_tls)  # librdkafka tries the other addresses
+        require_broker(bootstrap, timeout_s, not security.has_tls)  # librdkafka tries all addresses
 
 
 def base_config(
     bootstrap: str, timeout_s: float = CONNECT_TIMEOUT_S, properties: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """The base configuration of every client, with its credentials; checks that a broker is
-    reachable. `properties`: the client's own, which may enable TLS.
+    """Checks that a broker is reachable. Returns the configuration that all clients share, with the
+    credentials. `properties`: the client's own properties, which may enable TLS. Raises CliError.
     """
     security = client_security.current(properties)
     if security.protocol != "PLAINTEXT" and security.is_supported and _VERIFICATION not in (properties or {}):
@@ -213,8 +214,8 @@ def note_error(error: KafkaError) -> None:
 
 
 def recent_error() -> CliError | None:
-    """The cause of a timeout, if librdkafka has reported one within the last minute: it retries,
-    and reports, more often than that.
+    """Returns the cause of a timeout, if librdkafka has reported one within the last minute. While
+    a cause persists, librdkafka retries and reports it more often than that.
     """
     admin = _admin_ref()
     if admin is not None:
@@ -240,7 +241,7 @@ def admin_client(bootstrap: str) -> Any:
 
 
 def metadata(client: Any, topic: str | None = None, timeout_s: float = REQUEST_TIMEOUT_S) -> Any:
-    """ClusterMetadata. A named topic that does not exist is an error and is not created."""
+    """Returns ClusterMetadata. If `topic` does not exist, it is not created; raises CliError."""
     # a query by name lets a broker create the topic, unless it comes from a consumer
     by_name = topic is not None and isinstance(client, confluent_kafka.Consumer)
     cluster_metadata = (
@@ -270,8 +271,8 @@ def resource_error(resource: str, error: KafkaException) -> CliError:
 
 
 def explain_kafka(error: BaseException) -> tuple[str, int]:
-    """A KafkaException as text: the broker's own message if it sent one, and the remedy if there is
-    one.
+    """Returns the text and the exit code for a KafkaException. The text is the broker's own message
+    if it sent one, and ends with the remedy if one is known.
     """
     kafka_error = error.args[0] if error.args else None
     if not isinstance(kafka_error, KafkaError):
@@ -282,7 +283,7 @@ def explain_kafka(error: BaseException) -> tuple[str, int]:
         return cause.message, cause.exit_code
     if kafka_error.code() in _UNREACHABLE:
         return (
-            f"no response from the broker ({kafka_error.str()}); is it running? mqd status shows it",
+            f"no response from the broker ({kafka_error.str()}); is it running? check with: mqd status",
             EXIT_UNREACHABLE,
         )
     text = kafka_error.str()

@@ -114,8 +114,8 @@ def make_certificates(brokers: list[Member]) -> None:
 
 
 class LocalCluster:
-    """`with LocalCluster(...) as cluster: cluster.wait_ready()`; leaving stops every broker that
-    is still running. Raises CliError.
+    """`with LocalCluster(...) as cluster: cluster.wait_ready()`. The end of the block stops every
+    broker that is still running. Raises CliError.
     """
 
     def __init__(self, brokers: list[Member]) -> None:

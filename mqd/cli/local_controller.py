@@ -1,6 +1,6 @@
-"""Requests one change from the controller of a broker on this host. It connects to the controller's
-Unix socket, which only the user that runs the broker can open; this is for changes that must be
-made before any client can authenticate.
+"""Requests one change from the controller of a broker on this host, over the controller's Unix
+socket. Only the user that runs the broker can open this socket. It is for changes that must be made
+before any client can authenticate.
 """
 
 import socket
@@ -46,7 +46,7 @@ def _send(connection: socket.socket, message: messages.ToController) -> None:
 def _receive(connection: socket.socket) -> messages.FromController:
     size = int.from_bytes(_receive_exactly(connection, 4), "big")
     if size > MESSAGE_BYTES_MAX:
-        raise ValueError(f"a message of {size} bytes")
+        raise ValueError(f"it sent a message of {size} bytes; at most {MESSAGE_BYTES_MAX} are allowed")
     return _decode(_receive_exactly(connection, size))
 
 

@@ -38,7 +38,7 @@ COMMANDS = {
     "cluster": ("mqd.cli.verbs.cluster", "Hosts, controllers and the key of a cluster."),
     "topic": ("mqd.cli.verbs.topic", "Create, list, describe, alter and delete topics."),
     "config": ("mqd.cli.verbs.config", "Show and change the configuration of topics and brokers."),
-    "group": ("mqd.cli.verbs.group", "List, describe, delete consumer groups, and move their offsets."),
+    "group": ("mqd.cli.verbs.group", "List, describe and delete consumer groups, and move their offsets."),
     "queue": ("mqd.cli.redrive.command", "Move dead letters back to the topics they came from."),
     "txn": ("mqd.cli.verbs.txn", "List, describe and abort transactions; find hanging ones."),
     "quota": ("mqd.cli.verbs.quota", "Show and change the quotas of clients, users and addresses."),
@@ -62,7 +62,7 @@ COMMANDS = {
     "log": ("mqd.cli.verbs.log", "Dump and verify segment files."),
     "sql": ("mqd.cli.verbs.sql", "Query topics with Spark SQL."),
     "pipeline": ("mqd.cli.verbs.pipeline", "Run a data pipeline on Spark."),
-    "size": ("mqd.cli.verbs.size", "Disk, network, cores, memory and hosts that a load needs."),
+    "size": ("mqd.cli.verbs.size", "Compute the disk, network, cores, memory and hosts that a load needs."),
     "bench": ("mqd.cli.machine.bench", "Measure this machine's disks before a broker runs on it."),
     "tune": ("mqd.cli.machine.tune", "Check whether this machine's settings suit a broker, and change them."),
     "demo": ("mqd.cli.verbs.demo", "Stream 336,776 flights through a broker and check them."),
@@ -94,7 +94,7 @@ class LazyGroup(click.Group):
             suggestions = difflib.get_close_matches(args[0], COMMANDS, n=1)
             raise click.UsageError(
                 f"there is no command {args[0]!r}"
-                + (f"; did you mean {suggestions[0]}?" if suggestions else "; mqd --help lists them"),
+                + (f"; did you mean {suggestions[0]}?" if suggestions else "; mqd --help lists all commands"),
                 ctx,
             )
         return super().resolve_command(ctx, args)

@@ -23,18 +23,18 @@ DIRECTORIES_TIMEOUT_S = 8.0
 
 
 class OfflineReplica(NamedTuple):
-    """`directories`: the one that holds the replica; if the host reports none, the directories that
-    it cannot use (`unusable`); () if the host cannot be reached.
+    """`directories`: the directory that holds the replica. If the host reports none, all directories
+    that the host cannot use; `are_unusable` is then True. () if the host cannot be reached.
     """
 
     partition: str
     node: int
     directories: tuple[str, ...]
-    unusable: bool = False
+    are_unusable: bool = False
 
     def text(self) -> str:
         location = (
-            f"log directory {' or '.join(self.directories)}{', which cannot be used' if self.unusable else ''}"
+            f"log directory {' or '.join(self.directories)}{', which cannot be used' if self.are_unusable else ''}"
             if self.directories
             else "its log directories are not known"
         )
@@ -44,8 +44,9 @@ class OfflineReplica(NamedTuple):
 def offline_replicas(
     leaderless: Iterable[tuple[str, int, Iterable[int]]], addresses: Mapping[int, str]
 ) -> list[OfflineReplica]:
-    """`leaderless`: (topic, index, replicas) of the partitions without a leader. `addresses`: of
-    the active hosts. Returns at most SHOWN_MAX; queries each host once, all hosts in parallel.
+    """Returns at most SHOWN_MAX offline replicas. `leaderless`: (topic, index, replicas) of each
+    partition without a leader. `addresses`: node -> address, of the active hosts. Queries each host
+    once, all hosts in parallel.
     """
     candidates = ((name, index, node) for name, index, replicas in leaderless for node in replicas if node in addresses)
     replicas = list(islice(candidates, SHOWN_MAX))
@@ -83,8 +84,8 @@ def offline_replicas_of(host: str, port: int) -> list[OfflineReplica]:
 
 
 def log_directories(address: str, requested: Mapping[str, list[int]]) -> list[Any]:
-    """The host's log directories, each with the requested partitions (topic -> indexes)
-    that it holds; [] if the host does not respond.
+    """The host's log directories, each with those of the `requested` partitions (topic ->
+    indexes) that it holds; [] if the host does not respond.
     """
     from mqd.protocol.messages import DescribeLogDirsRequest
 
@@ -109,5 +110,5 @@ def _offline_replica(name: str, index: int, node: int, results: list[Any]) -> Of
     )
     failed_dirs = tuple(log_dir.log_dir for log_dir in results if log_dir.error_code)
     return OfflineReplica(
-        f"{name}-{index}", node, holding_dirs or failed_dirs, unusable=not holding_dirs and bool(failed_dirs)
+        f"{name}-{index}", node, holding_dirs or failed_dirs, are_unusable=not holding_dirs and bool(failed_dirs)
     )

@@ -246,8 +246,8 @@ def _admin_settings(paths: Files) -> str:
 
 
 def share(source: Path, data_dir: Path) -> None:
-    """Copies the files that the brokers of a cluster share, from the first one to another. Raises
-    CliError.
+    """Copies the files that the brokers of a cluster share, from the data directory `source` of one
+    broker to that of another. Raises CliError.
     """
     source_files, target_files = files(source), files(data_dir)
     try:
@@ -321,7 +321,7 @@ def make_admin(paths: Layout) -> None:
 
 
 def hint(data_dir: Path) -> str:
-    """The next steps, as a message for the terminal."""
+    """Returns the next steps, as a message for the terminal."""
     return (
         f"mqd secure: user {ADMIN}; for commands: export MQD_CLIENT_CONFIG={files(data_dir).admin}; for other clients:"
         " mqd client-config java|librdkafka|kcat|python|spark"
@@ -329,7 +329,7 @@ def hint(data_dir: Path) -> str:
 
 
 def hosts_hint(data_dir: Path) -> str:
-    """The remaining steps until everything between hosts is encrypted; "": none."""
+    """Returns the steps that remain until all traffic between hosts is encrypted; "": none."""
     paths = files(data_dir)
     mode = _tls_between_hosts(paths)
     if mode == "off":

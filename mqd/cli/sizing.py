@@ -1,8 +1,8 @@
 """The requirements of a load: disk, bandwidth, cores, memory, hosts. Arithmetic only; the figures
 per core were measured and are in sizing.json, with their source and date.
 
-Sums are over all hosts; each is kept with its formula, so that it can be shown and checked. Sizes
-are in bytes (1 KB = 1000 bytes), rates per second, times in seconds.
+Sums are over all hosts. Each sum is stored with its formula, so that users can check it. Sizes are
+in bytes (1 KB = 1000 bytes), rates per second, times in seconds.
 
 1. CPU work is the sum of three costs: for each batch appended, for each batch forwarded to its
    owner, and for each batch fetched. Each cost is piecewise linear in the batch's bytes between the
@@ -40,8 +40,8 @@ class Unsizable(ValueError):
 
 
 class Figures(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """sizing.json: the costs on one core of the named machine: size of the batch or response in
-    bytes -> CPU-µs.
+    """The contents of sizing.json, measured on the machine that `source` names. The costs are those
+    on one core: size of the batch or response in bytes -> CPU time in µs.
     """
 
     source: str
@@ -351,8 +351,8 @@ def _add_hosts(sheet: _Sheet, load: Load, host: Host, figures: Figures) -> dict[
     workers = fewest_workers(figures, cores_per_host, host.cores)
     if workers is None:
         raise Unsizable(
-            f"{host.cores} cores on one host do the work of {speedup_max:.3g}, but {cores_per_host:.3g} are needed: use"
-            " more hosts, or larger batches"
+            f"{host.cores} workers on one host do the work of {speedup_max:.3g} independent ones, but the work"
+            f" of {cores_per_host:.3g} is needed: use more hosts, or larger batches"
         )
     per_host = f" ÷ {loaded_hosts} hosts" if loaded_hosts > 1 else ""
     put(
@@ -394,7 +394,7 @@ def _notes(sheet: _Sheet, load: Load, host: Host, figures: Figures) -> list[str]
     fill_ms = sheet["batch_fill"] * 1000
     notes.append(
         f"a batch of {sheet['records_per_batch']:.0f} records fills in {fill_ms:.3g} ms times the number of producers;"
-        " with less linger.ms it is smaller and costs more (--batch-size)"
+        " with a shorter linger.ms, batches are smaller and cost more per record (--batch-size)"
     )
     if load.partitions < partitions_min:
         notes.append(f"{load.partitions} partitions leave workers without work: use {partitions_min:.0f} or more")

@@ -41,8 +41,8 @@ class Export:
         self._data_dir, self._exporter = data_dir, exporter
         self._conversion = Conversion()
 
-    def once(self) -> str:
-        """Sends the current metrics once. Returns "", or the error."""
+    def send(self) -> str:
+        """Sends the current metrics. Returns "", or the error."""
         from opentelemetry.sdk.metrics.export import MetricExportResult, MetricsData, ResourceMetrics, ScopeMetrics
         from opentelemetry.sdk.resources import OTELResourceDetector, Resource
         from opentelemetry.sdk.util.instrumentation import InstrumentationScope
@@ -73,14 +73,21 @@ class Export:
     metavar="URL",
     help="The collector's address, for OTLP over HTTP.",
 )
-@click.option("--every", type=click.FloatRange(1), default=15.0, show_default=True, metavar="SECONDS")
+@click.option(
+    "--every",
+    type=click.FloatRange(1),
+    default=15.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time between two exports.",
+)
 @click.option("--once", is_flag=True, help="Send the metrics once; fail if the collector does not accept them.")
 def command(data_dir: Path | None, endpoint: str, every: float, once: bool) -> None:
     """Send the metrics of a broker on this host to an OpenTelemetry collector (OTLP over HTTP).
 
     Run it next to the broker, under the same supervisor. It reads the metrics page with the token
-    and the CA of the data directory. Headers, certificates, compression and attributes of the
-    resource are set by OpenTelemetry's environment variables: OTEL_EXPORTER_OTLP_HEADERS,
+    and the CA of the data directory. Headers, certificates, compression and resource
+    attributes are set by OpenTelemetry's environment variables: OTEL_EXPORTER_OTLP_HEADERS,
     OTEL_EXPORTER_OTLP_CERTIFICATE, OTEL_EXPORTER_OTLP_COMPRESSION, OTEL_RESOURCE_ATTRIBUTES.
     """
     url = metrics_endpoint(endpoint)
@@ -91,15 +98,15 @@ def command(data_dir: Path | None, endpoint: str, every: float, once: bool) -> N
     export = Export(
         layout(data_dir or default_data_dir()).data_dir, OTLPMetricExporter(url, max_export_batch_size=POINTS_MAX)
     )
-    reported = None
+    last_problem = None
     while True:
         began = time.monotonic()
-        problem = export.once()
+        problem = export.send()
         if once:
             if problem:
                 raise CliError(f"{url}: {problem}", EXIT_UNREACHABLE)
             return
-        if problem != reported:
+        if problem != last_problem:
             click.echo(f"{url}: {problem}" if problem else f"sending metrics to {url}", err=bool(problem))
-            reported = problem
+            last_problem = problem
         time.sleep(max(0.0, began + every - time.monotonic()))

@@ -57,19 +57,20 @@ class Conversion:
         name = f"{family.name}_total" if family.type == "counter" else family.name
         return Metric(name, family.documentation, unit, data)
 
-    def _since_ns(self, name: str, labels: Mapping[str, str], value: float, now_ns: int) -> int:
+    def _start_ns(self, name: str, labels: Mapping[str, str], value: float, now_ns: int) -> int:
+        """Returns the start time of a counter, and remembers its value for the next scrape."""
         key = (name, frozenset(labels.items()))
-        since_ns, last = self._counts.get(key, (now_ns, value))
+        start_ns, last = self._counts.get(key, (now_ns, value))
         if value < last:
-            since_ns = self._last_scrape_ns
-        self._new_counts[key] = (since_ns, value)
-        return since_ns
+            start_ns = self._last_scrape_ns
+        self._new_counts[key] = (start_ns, value)
+        return start_ns
 
     def _number_points(self, family: Family, now_ns: int, is_counter: bool) -> list[NumberDataPoint]:
         return [
             NumberDataPoint(
                 sample.labels,
-                self._since_ns(sample.name, sample.labels, sample.value, now_ns) if is_counter else 0,
+                self._start_ns(sample.name, sample.labels, sample.value, now_ns) if is_counter else 0,
                 now_ns,
                 float(sample.value),
             )
@@ -99,7 +100,7 @@ class Conversion:
         total = counts[-1]
         return HistogramDataPoint(
             attributes=histogram["labels"],
-            start_time_unix_nano=self._since_ns(name, histogram["labels"], total, now_ns),
+            start_time_unix_nano=self._start_ns(name, histogram["labels"], total, now_ns),
             time_unix_nano=now_ns,
             count=int(total),
             sum=histogram.get("_sum", 0.0),

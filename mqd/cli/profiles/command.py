@@ -31,8 +31,8 @@ def _complete(_ctx: click.Context, _parameter: click.Parameter, incomplete: str)
         return []
 
 
-def _address(text: str) -> str:
-    """Raises click.UsageError."""
+def _checked_bootstrap(text: str) -> str:
+    """Returns `text`. Raises click.UsageError unless it is HOST:PORT[,...]."""
     for broker in text.split(","):
         host, colon, port = broker.rpartition(":")
         if not (colon and host and port.isdigit() and 0 < int(port) < 65536):
@@ -46,14 +46,14 @@ def _address(text: str) -> str:
 @click.option(
     "--client-config",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Client's properties file: security.protocol, sasl.*, ssl.*. It is read at each use.",
+    help="Client's properties file: security.protocol, sasl.*, ssl.*. Each command reads the file again.",
 )
 @click.option("--replace", is_flag=True, help="Replace the profile of this name.")
 def add(name: str, bootstrap: str, client_config: Path | None, replace: bool) -> None:
     """Give a cluster the name NAME."""
     if not store.NAME_PATTERN.fullmatch(name):
         raise click.UsageError(f"invalid profile name {name!r}: use at most 64 letters, digits, '.', '_' and '-'")
-    profile = Profile(_address(bootstrap), str(client_config.absolute()) if client_config else None)
+    profile = Profile(_checked_bootstrap(bootstrap), str(client_config.absolute()) if client_config else None)
     with store.edit() as profiles:
         if name in profiles and profiles[name] != profile and not replace:
             raise CliError(f"profile {name} exists already, for {profiles[name].bootstrap}; --replace replaces it")

@@ -1,5 +1,5 @@
-"""Profiles, the clusters that a user has named. They are in ~/.config/mqd/profiles.json, which may
-be edited by hand:
+"""Profiles: the clusters that a user has given names. They are stored in
+~/.config/mqd/profiles.json, which may be edited by hand:
 
 {"production": {"bootstrap": "10.0.0.1:9092,10.0.0.2:9092",
                 "client_config": "/home/me/admin.properties"}}
@@ -55,14 +55,14 @@ def get(name: str) -> Profile:
     profiles = read()
     if name not in profiles:
         existing = f"the profiles are {', '.join(profiles)}" if profiles else "there are none yet"
-        raise CliError(f"there is no profile {name!r}; {existing}. mqd profile add makes one")
+        raise CliError(f"there is no profile {name!r}; {existing}. mqd profile add creates one")
     return profiles[name]
 
 
 @contextlib.contextmanager
 def edit() -> Iterator[dict[str, Profile]]:
-    """Yields the profiles, and writes them if the block ends without an error. Locks out other
-    commands. Raises CliError.
+    """Yields the profiles, and writes them if the block ends without an error. A lock keeps
+    other commands from changing them meanwhile. Raises CliError.
     """
     file = path()
     try:

@@ -75,12 +75,12 @@ WantedBy=multi-user.target
 
 
 def quoted(text: str) -> str:
-    """One word of a command: systemd.service(5), "COMMAND LINES"."""
+    """Quotes one word of a command, as systemd.service(5) describes in "COMMAND LINES"."""
     return quoted_path(text.replace("$", "$$"))
 
 
 def quoted_path(text: str) -> str:
-    """One word of a list, in which systemd does not expand variables."""
+    """Quotes one word of a list of paths, in which systemd does not expand variables."""
     text = text.replace("\\", "\\\\").replace("%", "%%")
     return text if re.fullmatch(r"[\w@%+=:,./$-]+", text) else '"' + text.replace('"', '\\"') + '"'
 
@@ -114,8 +114,9 @@ def unit(
     other_log_dirs: Sequence[Path] = (),
     read_paths: Sequence[Path] = (),
 ) -> str:
-    """`start`: the program and its arguments. `other_log_dirs`: log directories outside the data
-    directory. `read_paths`: files and directories that the service reads. All paths are absolute.
+    """Returns the text of the unit. `start`: the program and its arguments. `other_log_dirs`:
+    log directories outside the data directory. `read_paths`: files and directories that the service
+    reads. All paths are absolute.
     """
     below_home = any(path.is_relative_to(home) for path in (data_dir, *other_log_dirs, *read_paths) for home in HOMES)
     return _UNIT.format(

@@ -78,7 +78,7 @@ def _create(
 @_HOST
 @_DATA_DIR
 def allow(settings: Settings, principal: str, operations: str, resource: str, host: str, data_dir: Path | None) -> None:
-    """Allow PRINCIPAL (alice, or '*') OPERATIONS (read,write or all) on RESOURCE.
+    """Allow PRINCIPAL (alice, or '*') to perform OPERATIONS (read,write or all) on RESOURCE.
 
     RESOURCE: topic/NAME, group/NAME, transactional-id/NAME, cluster; NAME may be PREFIX* or *.
     """
@@ -93,7 +93,7 @@ def allow(settings: Settings, principal: str, operations: str, resource: str, ho
 @_HOST
 @_DATA_DIR
 def deny(settings: Settings, principal: str, operations: str, resource: str, host: str, data_dir: Path | None) -> None:
-    """Deny PRINCIPAL OPERATIONS on RESOURCE, whatever other rules allow."""
+    """Forbid PRINCIPAL to perform OPERATIONS on RESOURCE, whatever other rules allow."""
     _create(settings, "DENY", principal, operations, resource, host, data_dir)
 
 
@@ -145,7 +145,7 @@ def list_(
 @options
 @click.argument("resource", required=False)
 @_filters
-@click.option("--all", "everything", is_flag=True, help="Remove all rules; needed when no other option selects any.")
+@click.option("--all", "remove_all", is_flag=True, help="Remove all rules; needed when no other option selects any.")
 @click.option("--dry-run", is_flag=True, help="Show what would be removed.")
 @_DATA_DIR
 def remove(
@@ -155,7 +155,7 @@ def remove(
     operation: str | None,
     permission: str | None,
     host: str | None,
-    everything: bool,
+    remove_all: bool,
     dry_run: bool,
     data_dir: Path | None,
 ) -> None:
@@ -163,7 +163,7 @@ def remove(
     from mqd.cli import access
     from mqd.cluster.host import messages
 
-    if not everything and not any((resource, principal, operation, permission, host)):
+    if not remove_all and not any((resource, principal, operation, permission, host)):
         raise click.UsageError("select the rules: a RESOURCE, --principal, ..., or --all")
     if dry_run and data_dir is not None:
         raise click.UsageError("--dry-run reads the rules from a broker: leave out --data-dir")

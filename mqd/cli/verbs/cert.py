@@ -100,15 +100,15 @@ def host(node_id: int, out: Path, data_dir: Path | None) -> int:
 @command.command("require")
 @_DATA_DIR
 def require(data_dir: Path | None) -> int:
-    """Make this broker refuse hosts that do not encrypt, from its next start on. Only for brokers
-    that were secured by an earlier release: run this command once all hosts run this release.
+    """Make this broker refuse hosts that do not encrypt, beginning with its next start. Only for
+    brokers that were secured by an earlier release: run this command once all hosts run this release.
     Brokers secured by this release already refuse such hosts.
     """
     paths = _secured_files(data_dir)
     if not paths.host.exists():
         raise CliError(f"{paths.host} is missing; start the broker or run `mqd cert host` to create it")
     paths.plaintext_allowed.unlink(missing_ok=True)
-    click.echo("from its next start on, this broker refuses hosts that do not encrypt (cluster.tls=required)")
+    click.echo("beginning with its next start, this broker refuses hosts that do not encrypt (cluster.tls=required)")
     return 0
 
 

@@ -28,7 +28,7 @@ def _complete_setting(ctx: click.Context, _parameter: click.Parameter, incomplet
 
 
 def _resource(admin: Any, text: str) -> Any:
-    """topic/NAME, group/NAME, broker/ID, or broker if there is only one."""
+    """Parses topic/NAME, group/NAME, broker/ID, or `broker` if the cluster has only one broker."""
     from confluent_kafka.admin import ConfigResource, ResourceType
 
     from mqd.cli.librdkafka import metadata
@@ -52,8 +52,8 @@ def _resource(admin: Any, text: str) -> Any:
 @options
 @click.argument("resource", shell_complete=_complete_resource)
 @click.argument("keys", nargs=-1, metavar="[KEY...]")
-@click.option("--all", "everything", is_flag=True, help="Also show properties with their default value.")
-def get(settings: Settings, resource: str, keys: tuple[str, ...], everything: bool) -> None:
+@click.option("--all", "show_defaults", is_flag=True, help="Also show properties with their default value.")
+def get(settings: Settings, resource: str, keys: tuple[str, ...], show_defaults: bool) -> None:
     """Show the configuration of topic/NAME, group/NAME or broker/ID: the properties that were set, or
     the given KEYs.
     """
@@ -70,9 +70,9 @@ def get(settings: Settings, resource: str, keys: tuple[str, ...], everything: bo
         raise resource_error(resource, error) from None
     missing = [key for key in keys if key not in entries]
     if missing:
-        raise CliError(f"{resource} has no property {', '.join(missing)}; mqd config get {resource} --all lists them")
+        raise CliError(f"{resource} has no property {', '.join(missing)}; mqd config get {resource} --all lists all")
     shown_entries = [entries[name] for name in keys or sorted(entries)]
-    if not keys and not everything:
+    if not keys and not show_defaults:
         shown_entries = [
             entry
             for entry in shown_entries

@@ -101,8 +101,8 @@ def encode_flights(flights: Iterable[dict[str, Any]]) -> list[Pair]:
 
 
 class Digest:
-    """A digest of a set of records: their number, their size, and for each key two digests of its
-    values: one depends on their order, the other does not.
+    """A digest of a sequence of records: their number, their total size, and two digests of each
+    key's values. `content` does not depend on the order of the values, `order` does.
     """
 
     def __init__(self, pairs: Iterable[Pair] = ()):
@@ -238,7 +238,7 @@ class Broker:
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
-# -- the work --------------------------------------------------------------------------------------
+# -- producing and consuming -----------------------------------------------------------------------
 
 
 class Progress:

@@ -78,8 +78,8 @@ class Window(msgspec.Struct, frozen=True):
     help="File to write the picture to.",
 )
 def command(settings: Settings, limit: int | None, picture: Path) -> int:
-    """Stream 336,776 real flights through a broker and Spark: delays per airport and hour, into a
-    topic and Parquet, and a picture of them.
+    """Stream 336,776 real flights through a broker and Spark, which writes the delays per airport and
+    hour to a topic and to Parquet. The delays are also drawn in a picture.
     """
     from mqd.spark.pipelines.running import explain_error
     from mqd.spark.pipelines.session import require_spark, session
@@ -198,7 +198,7 @@ def _wait_until_complete(query: StreamingQuery, restart: Callable[[], StreamingQ
 
     for attempts_left in reversed(range(ATTEMPTS_MAX)):
         try:
-            query.processAllAvailable()  # runs one batch after the last records: it emits the last windows
+            query.processAllAvailable()  # one more batch follows the last records; it emits the last windows
             return query
         except StreamingQueryException as error:
             if not attempts_left or not any(message in str(error) for message in OVERLOAD_MESSAGES):
@@ -208,7 +208,9 @@ def _wait_until_complete(query: StreamingQuery, restart: Callable[[], StreamingQ
 
 
 def _windows(spark: SparkSession, path: str) -> list[Window]:
-    """Reads timestamps as seconds since the epoch: Spark's timestamps become local times in Python."""
+    """Reads the windows in Parquet files. Reads the timestamps as seconds since the epoch, because
+    Spark's timestamps become local times in Python.
+    """
     rows = (
         spark.read.parquet(path)
         .where("origin IS NOT NULL")

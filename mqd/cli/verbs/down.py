@@ -118,7 +118,7 @@ def _wait_until_free(paths: Layout, pidfd: int | None, timeout_s: float) -> bool
     type=click.FloatRange(0.1),
     default=60.0,
     show_default=True,
-    help="Seconds to wait for it to end.",
+    help="Seconds to wait for the broker to end.",
 )
 @click.option(
     "--format", "output_format", type=click.Choice(["text", "json"]), help="Form of the output.  [default: text]"

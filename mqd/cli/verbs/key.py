@@ -10,7 +10,9 @@ import click
 from mqd.cli.common import CliError, emit_json, emit_table
 
 _FILE = click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-_ID = click.option("--id", "key_id", metavar="ID", help="Id of the new key; readable by everyone.  [default: random]")
+_ID = click.option(
+    "--id", "key_id", metavar="ID", help="Id of the new key; stored unencrypted in each value.  [default: random]"
+)
 
 
 @click.group(short_help="Key files with which clients encrypt values.")
@@ -28,14 +30,14 @@ def create(file: Path, key_id: str | None) -> None:
     """Create a key, in a new FILE or at the end of an existing one. A key added to an existing FILE
     only opens values, until `rotate` makes it the key that seals them.
     """
-    _add(file, _read(file) if file.exists() else {}, key_id, first=False)
+    _add(file, _read(file) if file.exists() else {}, key_id, is_first=False)
 
 
 @command.command("rotate")
 @_FILE
 @click.argument("key_id", required=False, metavar="[ID]")
 def rotate(file: Path, key_id: str | None) -> None:
-    """From now on, seal values with the key ID of FILE, or with a new key if ID is omitted. The other
+    """Make clients seal values with the key ID of FILE, or with a new key if ID is omitted. The other
     keys can still open values.
 
     Clients switch to the new key with their next data key, within an hour. If readers have their
@@ -43,7 +45,7 @@ def rotate(file: Path, key_id: str | None) -> None:
     """
     keys = _read(file)
     if key_id is None:
-        _add(file, keys, None, first=True)
+        _add(file, keys, None, is_first=True)
     elif key_id not in keys:
         raise CliError(f"{file} has no key {key_id!r}; it has {', '.join(keys)}")
     else:
@@ -69,18 +71,18 @@ def _read(file: Path) -> dict[str, bytes]:
     return keys.parse(file.read_text("utf-8"), str(file))
 
 
-def _add(file: Path, key_by_id: Mapping[str, bytes], key_id: str | None, first: bool) -> None:
+def _add(file: Path, key_by_id: Mapping[str, bytes], key_id: str | None, is_first: bool) -> None:
     from mqd.client.encryption import keys
 
     name = secrets.token_hex(4) if key_id is None else key_id
     if name in key_by_id:
         raise CliError(f"{file} already has a key {name!r}")
     new_keys = {name: keys.new_key()}
-    all_keys = {**new_keys, **key_by_id} if first else {**key_by_id, **new_keys}
+    all_keys = {**new_keys, **key_by_id} if is_first else {**key_by_id, **new_keys}
     if not keys.is_key_id(name):
         raise CliError(f"{name!r} is not a key id: 1 to 255 bytes without commas or blanks, not starting with #")
     _write(file, all_keys)
-    use = "seals from now on" if first or not key_by_id else "can open values; it seals them after mqd key rotate"
+    use = "seals from now on" if is_first or not key_by_id else "can open values; it seals them after mqd key rotate"
     click.echo(f"{file}: {name} {use}")
 
 

@@ -41,7 +41,7 @@ def prometheus_config(
     default=("127.0.0.1:9644",),
     show_default=True,
     metavar="HOST:PORT",
-    help="A broker's metrics page, as mqd status shows it; once for each broker.",
+    help="A broker's metrics page, as mqd status shows it; repeat the option for each broker.",
 )
 @click.option(
     "--ca",

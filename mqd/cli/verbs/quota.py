@@ -134,22 +134,26 @@ def list_(settings: Settings, **entity_options: Any) -> None:
 @click.option(
     "--produce",
     type=Rate(),
-    help="Bytes per second that it may send, on all connections to a broker together: 500k, 10MB.",
+    help="Bytes per second that may be sent, on all connections to a broker together: 500k, 10MB.",
 )
-@click.option("--fetch", type=Rate(), help="Bytes per second that it may read.")
+@click.option(
+    "--fetch", type=Rate(), help="Bytes per second that may be read, on all connections to a broker together."
+)
 @click.option(
     "--request-time",
     type=click.FloatRange(0, min_open=True),
     metavar="PERCENT",
-    help="Time that its requests may take; 100 means one whole worker.",
+    help="Worker time that requests may take; 100 means one whole worker.",
 )
 @click.option(
     "--partition-changes",
     type=click.FloatRange(0, min_open=True),
     metavar="N/S",
-    help="Partitions that it may create and delete each second.",
+    help="Partitions that may be created and deleted each second.",
 )
-@click.option("--connections", type=click.IntRange(1), metavar="N/S", help="Connections that an address may open.")
+@click.option(
+    "--connections", type=click.IntRange(1), metavar="N/S", help="Connections that an address may open each second."
+)
 @click.option("--dry-run", is_flag=True, help="Have the broker check the request without changing anything.")
 def set_(
     settings: Settings,
@@ -191,9 +195,9 @@ def set_(
 @_entity_options
 @click.option("--produce", is_flag=True, help="Only the limit for sending.")
 @click.option("--fetch", is_flag=True, help="Only the limit for reading.")
-@click.option("--request-time", is_flag=True, help="Only the time of its requests.")
-@click.option("--partition-changes", is_flag=True, help="Only the partitions that it may create and delete.")
-@click.option("--connections", is_flag=True, help="Only the connections that it may open.")
+@click.option("--request-time", is_flag=True, help="Only the limit for the time of requests.")
+@click.option("--partition-changes", is_flag=True, help="Only the limit for creating and deleting partitions.")
+@click.option("--connections", is_flag=True, help="Only the limit for opening connections.")
 def delete(
     settings: Settings,
     produce: bool,

@@ -154,7 +154,9 @@ def _print_formulas(plan: Plan) -> None:
         click.echo(f"{line.name.replace('_', ' '):<23} {scaled(line.value, line.unit):>16}  = {line.formula}")
 
 
-@click.command(help="Disk, network, cores, memory and hosts that a load needs. Sizes: 1KB = 1000, 1KiB = 1024.")
+@click.command(
+    help="Compute the disk, network, cores, memory and hosts that a load needs. Sizes: 1KB = 1000, 1KiB = 1024."
+)
 @click.option("--rate", type=RATE, required=True, help="Records per second, at the peak.")
 @click.option("--record-size", type=BYTES, required=True, help="Key, value and headers of a record.")
 @click.option("--retention", type=TIME, required=True, help="How long records are kept.")
@@ -178,7 +180,7 @@ def _print_formulas(plan: Plan) -> None:
     type=click.IntRange(0),
     default=0,
     show_default=True,
-    help="How many of these read from the disk.",
+    help="How many of the consumers read from the disk.",
 )
 @click.option(
     "--lag",
@@ -195,7 +197,7 @@ def _print_formulas(plan: Plan) -> None:
     "--batch-size", type=BYTES, default="16KiB", show_default=True, help="batch.size of the producers, uncompressed."
 )
 @click.option(
-    "--fetch-size", type=BYTES, default="64KiB", show_default=True, help="Bytes that a consumer gets at a time."
+    "--fetch-size", type=BYTES, default="64KiB", show_default=True, help="Bytes that a consumer gets in one fetch."
 )
 @click.option("--partitions", type=click.IntRange(1), default=12, show_default=True, help="Partitions of all topics.")
 @click.option("--segment-size", type=BYTES, default="1GiB", show_default=True, help="segment.bytes.")
@@ -208,7 +210,7 @@ def _print_formulas(plan: Plan) -> None:
     "--figures",
     "figures_path",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="The CPU costs that were measured on another machine: a file like the shipped one.",
+    help="File with CPU costs measured on another machine, in the format of the shipped sizing.json.",
 )
 @click.option(
     "--append-cost",
@@ -224,7 +226,7 @@ def _print_formulas(plan: Plan) -> None:
     type=click.FloatRange(0, 1),
     help="Contention between workers of a host (Universal Scalability Law).",
 )
-@click.option("--coherency", type=click.FloatRange(0, 1), help="The coherency coefficient of that law.")
+@click.option("--coherency", type=click.FloatRange(0, 1), help="Coherency between workers of a host, in the same law.")
 @click.option("--formulas", is_flag=True, help="Show the formula of each number.")
 @click.option(
     "--format", "output_format", type=click.Choice(["text", "json"]), help="Form of the output.  [default: text]"

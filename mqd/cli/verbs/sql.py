@@ -63,8 +63,9 @@ def command(
 ) -> int:
     """Query topics with Spark SQL.
 
-    A topic's name is a table: fields of JSON values are columns, `record` has key, value, topic,
-    partition, offset, timestamp. Put names with dots or dashes in backquotes.
+    Each topic is a table. The fields of its JSON values are columns; the column `record` is a struct
+    of key, value, topic, partition, offset and timestamp. Put names with dots or dashes in
+    backquotes.
 
     mqd sql "SELECT carrier, count(*) FROM flights GROUP BY carrier"
     """
@@ -121,7 +122,7 @@ def _show(frame: DataFrame, as_json: bool, max_rows: int | None) -> int:
     else:
         _print_table(frame.columns, rows[:row_limit])
     if len(rows) > row_limit:
-        error_line(f"there are more rows; --max-rows shows more than {row_limit}")
+        error_line(f"only the first {row_limit} rows are shown; to show more, use --max-rows")
     return 0
 
 

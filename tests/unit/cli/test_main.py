@@ -144,7 +144,7 @@ def test_bootstrap_comes_from_option_group_or_environment(closed_port):
     ("arguments", "part"),
     [
         (["topc"], "did you mean topic?"),
-        (["frobnicate"], "mqd --help lists them"),
+        (["frobnicate"], "mqd --help lists all commands"),
         (["topic", "create"], "NAME"),
         (["topic", "create", "t", "-p", "0"], "0"),
         (["topic", "create", "t", "-c", "retention"], "takes KEY=VALUE"),

@@ -85,7 +85,7 @@ def test_a_port_without_kafka_is_reported_with_its_response(
     "serve", [says(b"\x15\x03\x01\x00\x02\x02\x46"), lambda connection: None], ids=["alert", "closes"]
 )
 def test_a_port_that_probably_requires_tls(port, serve: Serve) -> None:
-    with pytest.raises(CliError, match="probably it requires TLS: .* MQD_CLIENT_CONFIG"):
+    with pytest.raises(CliError, match="it probably requires TLS: .* MQD_CLIENT_CONFIG"):
         librdkafka.require_broker(port(serve))
 
 

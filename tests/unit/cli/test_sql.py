@@ -37,9 +37,9 @@ class Frame:
     ("as_json", "max_rows", "there", "shown", "reported"),
     [
         (True, None, 2500, 2500, ""),
-        (True, 7, 8, 7, "mqd: there are more rows; --max-rows shows more than 7\n"),
+        (True, 7, 8, 7, "mqd: only the first 7 rows are shown; to show more, use --max-rows\n"),
         (True, 8, 8, 8, ""),
-        (False, None, 1001, 1000, "mqd: there are more rows; --max-rows shows more than 1000\n"),
+        (False, None, 1001, 1000, "mqd: only the first 1000 rows are shown; to show more, use --max-rows\n"),
         (False, None, 1000, 1000, ""),
         (False, 2000, 1500, 1500, ""),
     ],

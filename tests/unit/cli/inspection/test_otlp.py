@@ -61,7 +61,7 @@ def export_to(collector: Collector) -> Export:
 
 def test_each_kind_of_metric_arrives(collector: Collector, broker: _Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "site=here,service.name=queue")
-    assert export_to(collector).once() == ""
+    assert export_to(collector).send() == ""
     assert collector.paths == ["/v1/metrics"]
     assert collector.resource == {"service.name": "queue", "service.instance.id": "h:9092", "site": "here"}
     found = collector.metrics
@@ -87,7 +87,7 @@ def test_a_counter_that_falls_has_restarted(collector: Collector, broker: _Broke
     export = export_to(collector)
     points = []
     for broker.records in (7, 9, 2, 3):
-        assert export.once() == ""
+        assert export.send() == ""
         points.append(collector.metrics["mqd_records_appended_total"].sum.data_points[0])
     since, times = [one.start_time_unix_nano for one in points], [one.time_unix_nano for one in points]
     assert since == [times[0], times[0], times[1], times[1]] and times == sorted(times)
@@ -104,9 +104,9 @@ def test_series_that_are_gone_are_forgotten() -> None:
 def test_a_collector_that_refuses_is_reported_and_retried(collector: Collector, broker: _Broker) -> None:
     export = export_to(collector)
     collector.status = 400
-    assert export.once() == "the collector did not accept the metrics"
+    assert export.send() == "the collector did not accept the metrics"
     collector.status = 200
-    assert export.once() == "" and collector.metrics
+    assert export.send() == "" and collector.metrics
 
 
 def test_a_page_that_cannot_be_read_is_reported(
@@ -116,7 +116,7 @@ def test_a_page_that_cannot_be_read_is_reported(
         raise ConnectionRefusedError("refused")
 
     monkeypatch.setattr(metrics_page, "text", refused)
-    assert export_to(collector).once() == "the metrics page cannot be read: refused"
+    assert export_to(collector).send() == "the metrics page cannot be read: refused"
     assert collector.requests == []
 
 
