@@ -14,8 +14,8 @@ from mqd.security.authorizer import Authorizer
 
 
 def _with_partitions_of(view: messages.TopicImage, base: messages.TopicImage | None) -> messages.TopicImage:
-    """Returns the view with the partitions of its base. Operations that need a topic's own log must check
-    Metadata.log_topic_of(): a view has none.
+    """Returns the view with the partitions of its base. Operations that need a topic's own log must
+    check Metadata.log_topic_of(): a view has none.
     """
     if base is None:  # the base still waits for slots on this host
         return msgspec.structs.replace(view, partition_count=-1)

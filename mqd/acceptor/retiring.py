@@ -213,7 +213,9 @@ async def _open_transactions_at(
 
 
 async def _transactional_id(context: Context, header: RequestHeader, producer_id: int) -> str | None:
-    """Looks the id up for the error message. Returns None if no coordinator that responds knows the producer."""
+    """Looks the id up for the error message. Returns None if no coordinator that responds knows the
+    producer.
+    """
     request = ListTransactionsRequest(state_filters=[], producer_id_filters=[producer_id], duration_filter=-1)
     responses: list[object] = [await list_transactions.handle(context, header, request)]
     broker, service = context.broker, context.broker.transactions

@@ -365,7 +365,7 @@ def _check_broker(config: Mapping[str, str]) -> None:
 
 
 def parse_cpus(text: str) -> list[int]:
-    """ "0,2-3" -> [0, 2, 3]; order kept. Raises ConfigError."""
+    """Parses "0,2-3" to [0, 2, 3], in the order of the text. Raises ConfigError."""
     cpus: list[int] = []
     for member in (member.strip() for member in text.split(",") if member.strip()):
         match = re.fullmatch(r"([0-9]{1,4})(?:-([0-9]{1,4}))?", member)
@@ -430,8 +430,8 @@ def validate_broker_dynamic(
 
 
 _ScaledProperties = tuple[tuple[str, int], ...]
-# Topic's property -> the broker's properties that may supply it (the first one set wins), each with
-# the factor to milliseconds (negative values mean "never").
+# Topic's property -> the broker's properties that may supply its value (the first one set wins),
+# each with the factor that converts it to milliseconds (negative values mean "never").
 _FALLBACKS: dict[str, _ScaledProperties] = {
     "retention.ms": (("log.retention.ms", 1), ("log.retention.minutes", 60_000), ("log.retention.hours", 3_600_000)),
     "segment.ms": (("log.roll.ms", 1), ("log.roll.hours", 3_600_000)),

@@ -53,7 +53,7 @@ WITHOUT_EFFECT: dict[str, str] = {
         " metadata.max.idle.interval.ms internal.metadata.log.segment.bytes internal.metadata.max.batch.size.in.bytes"
         " internal.metadata.max.fetch.size.in.bytes internal.metadata.delete.delay.millis"
     ),
-    "Waiting requests are not kept in a purgatory.": (
+    "mqd has no purgatory for waiting requests.": (
         "fetch.purgatory.purge.interval.requests producer.purgatory.purge.interval.requests"
         " delete.records.purgatory.purge.interval.requests share.fetch.purgatory.purge.interval.requests"
     ),
@@ -72,7 +72,7 @@ WITHOUT_EFFECT: dict[str, str] = {
         "ssl.protocol ssl.provider ssl.keymanager.algorithm ssl.trustmanager.algorithm ssl.secure.random.implementation"
         " ssl.endpoint.identification.algorithm ssl.allow.dn.changes ssl.allow.san.changes"
     ),
-    "Expired producer ids and timed-out transactions are looked for continuously.": (
+    "The broker looks for expired producer ids and timed-out transactions continuously.": (
         "producer.id.expiration.check.interval.ms transaction.abort.timed.out.transaction.cleanup.interval.ms"
         " transaction.remove.expired.transaction.cleanup.interval.ms"
     ),

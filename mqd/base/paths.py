@@ -16,7 +16,7 @@
 A Unix socket's name is at most 107 bytes. If DATA_DIR/run would be too long, run is a directory of
 this user in /tmp whose name depends only on DATA_DIR, so that every process and tool can derive it.
 Any user can derive it too, and create it first: it is used only if it belongs to this user alone,
-and a process that listens in it is trusted only if it runs as this user (trusts).
+and a process that listens in it is trusted only if it runs as this user (see trusts()).
 """
 
 import hashlib
@@ -62,8 +62,8 @@ def default_data_dir() -> Path:
 
 
 def run_dir(data_dir: str | os.PathLike[str]) -> Path:
-    """Returns the directory for the sockets of this data directory. Creates nothing. Raises PermissionError if
-    another user created it.
+    """Returns the directory for the sockets of this data directory. Creates nothing. Raises
+    PermissionError if another user created it.
     """
     absolute = os.path.realpath(data_dir)
     preferred = os.path.join(absolute, "run")

@@ -54,7 +54,9 @@ class Turn:
         self._calls: deque[Callable[[], None]] = deque()
 
     def call(self, callback: Callable[[], None]) -> None:
-        """Calls `callback` at the end of this turn, or in the loop's next turn if none is in progress."""
+        """Calls `callback` at the end of this turn, or in the loop's next turn if none is in
+        progress.
+        """
         if not self._calls and not self.is_in_progress:
             asyncio.get_running_loop().call_soon(self.run)
         self._calls.append(callback)

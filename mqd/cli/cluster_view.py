@@ -134,7 +134,7 @@ def partitions_text(names: list[str]) -> str:
     )
 
 
-class Versions:
+class FeatureLevels:
     """The feature levels that the active hosts support, and the current ones. Raises CliError."""
 
     def __init__(self, settings: Settings) -> None:

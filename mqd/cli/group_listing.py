@@ -478,7 +478,7 @@ def progress(cluster: Cluster, group: Group) -> list[Progress]:
         elif end is None:
             note = "not served"
         elif offset is not None and start is not None and offset < start:
-            note = f"{start - offset} records of the lag are deleted"
+            note = f"the lag includes {start - offset} deleted records"
         elif offset is not None and offset > end:
             note, lag = "beyond the log's end", 0
         owner = None if is_share else owners.get(partition)

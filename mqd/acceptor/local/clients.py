@@ -247,7 +247,7 @@ class LocalClients:
 
     def _find_principal(self, connection: socket.socket, hello: Hello, uid: int, pid: int) -> None:
         principals = self._principals
-        if principals is None or principals.is_known(uid):
+        if principals is None or principals.is_resolved(uid):
             principal = "" if principals is None else principals.find(uid)
             self._on_principal(connection, hello, uid, pid, principal)
             return

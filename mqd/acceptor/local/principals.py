@@ -36,7 +36,7 @@ class LocalPrincipals:
         self._clock = clock
         self._cache: dict[int, tuple[float, str | None]] = {}
 
-    def is_known(self, uid: int) -> bool:
+    def is_resolved(self, uid: int) -> bool:
         """Whether find() returns at once; otherwise it may wait for the network."""
         cached = self._cache.get(uid)
         return (

@@ -293,8 +293,8 @@ def metric_findings(samples: Iterable[Sample], now_s: float, data_dir: str) -> l
     return findings
 
 
-def waiting_for_flushes(samples: Iterable[Sample], unreplicated: frozenset[str]) -> dict[str, float]:
-    """The high watermark of each partition in `unreplicated` that has records above it."""
+def watermarks_waiting_for_flush(samples: Iterable[Sample], unreplicated: frozenset[str]) -> dict[str, float]:
+    """Returns the high watermarks of those partitions in `unreplicated` that have records above it."""
     offsets_by_partition: dict[str, dict[str, float]] = {}
     for sample in samples:
         if sample.name in (_END, _HIGH_WATERMARK):
@@ -312,9 +312,11 @@ def flush_findings(before: Iterable[Sample], after: Iterable[Sample], unreplicat
     """`before`, `after`: two scrapes of the metrics page, FLUSH_SAMPLE_GAP_S apart. `unreplicated`:
     partitions with one replica, whose records wait only for this host's disk.
     """
-    watermarks_before = waiting_for_flushes(before, unreplicated)
+    watermarks_before = watermarks_waiting_for_flush(before, unreplicated)
     stuck = [
-        name for name, high in waiting_for_flushes(after, unreplicated).items() if watermarks_before.get(name) == high
+        name
+        for name, high in watermarks_waiting_for_flush(after, unreplicated).items()
+        if watermarks_before.get(name) == high
     ]
     if not stuck:
         return []

@@ -54,13 +54,15 @@ def advise(before: GroupSample, after: GroupSample, catch_up_s: float) -> Advice
     seconds = after.at_s - before.at_s
     if seconds <= 0:
         raise ValueError("two samples taken at the same time give no rate")
-    read_from = frozenset(after.committed).union(*after.members.values()) & frozenset(after.ends)
+    read_partitions = frozenset(after.committed).union(*after.members.values()) & frozenset(after.ends)
     written = {
-        partition: rate for partition, rate in rates(before.ends, after.ends, seconds).items() if partition in read_from
+        partition: rate
+        for partition, rate in rates(before.ends, after.ends, seconds).items()
+        if partition in read_partitions
     }
     read = rates(before.committed, after.committed, seconds)
     records_in_s, records_read_s = sum(written.values()), sum(read.values())
-    lag = after.lag(read_from)
+    lag = after.lag(read_partitions)
     busy_rates = _busy_rates(before, after, read)
     capacity = median(busy_rates) if busy_rates else None
     to_hold = to_catch_up = None
@@ -70,7 +72,7 @@ def advise(before: GroupSample, after: GroupSample, catch_up_s: float) -> Advice
         to_hold = max(math.ceil(records_in_s / capacity), 1)
         to_catch_up = max(math.ceil((records_in_s + lag / catch_up_s) / capacity), 1)
         hot = sorted(partition for partition, rate in written.items() if rate > capacity)
-        if to_hold > len(read_from):
+        if to_hold > len(read_partitions):
             needed = _partitions_needed(written, to_hold)
     advice = Advice(
         seconds,
@@ -78,7 +80,7 @@ def advise(before: GroupSample, after: GroupSample, catch_up_s: float) -> Advice
         records_read_s,
         lag,
         len(after.members),
-        len(read_from),
+        len(read_partitions),
         capacity,
         to_hold,
         to_catch_up,

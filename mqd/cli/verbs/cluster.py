@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from mqd.cli.admission_commands import invite, key
-from mqd.cli.cluster_view import ClusterState, PartitionHealth, Versions, address, ago
+from mqd.cli.cluster_view import ClusterState, FeatureLevels, PartitionHealth, address, ago
 from mqd.cli.common import CliError, Settings, emit_json, emit_table, options
 
 _DESCRIBE_CONFIGS, _UPDATE_FEATURES, _UNREGISTER, _ADD_VOTER, _REMOVE_VOTER = 32, 57, 64, 80, 81
@@ -422,13 +422,13 @@ def upgrade(settings: Settings, dry_run: bool) -> None:
     from mqd.cli.kafka_request import Broker, check
     from mqd.protocol.messages import UpdateFeaturesRequest
 
-    versions = Versions(settings)
-    raised = versions.levels_to_raise()
+    levels = FeatureLevels(settings)
+    raised = levels.levels_to_raise()
     if not settings.json:
-        emit_table(("FEATURE", "IN FORCE", *(f"NODE {node}" for node in versions.supported)), versions.table())
-    if versions.obstacles():
+        emit_table(("FEATURE", "IN FORCE", *(f"NODE {node}" for node in levels.supported)), levels.table())
+    if levels.obstacles():
         raise CliError(
-            f"{'; '.join(versions.obstacles())}. Upgrade first, then try again; to remove a host that is lost forever:"
+            f"{'; '.join(levels.obstacles())}. Upgrade first, then try again; to remove a host that is lost forever:"
             " mqd cluster forget"
         )
     if raised:
@@ -445,9 +445,9 @@ def upgrade(settings: Settings, dry_run: bool) -> None:
     if settings.json:
         emit_json(
             {
-                "in_force": versions.in_force,
+                "in_force": levels.in_force,
                 "raised": raised,
-                "supported": {str(node): ranges for node, ranges in versions.supported.items()},
+                "supported": {str(node): ranges for node, ranges in levels.supported.items()},
                 "dry_run": dry_run,
             }
         )

@@ -96,7 +96,7 @@ def _metric_findings(url: str, data_dir: Path, settings: Settings) -> list[Findi
         with_one_replica = PartitionHealth(settings).with_one_replica
     except CliError:  # _cluster_findings() reports it
         with_one_replica = frozenset()
-    if diagnosis.waiting_for_flushes(samples, with_one_replica):
+    if diagnosis.watermarks_waiting_for_flush(samples, with_one_replica):
         time.sleep(diagnosis.FLUSH_SAMPLE_GAP_S)
         findings += diagnosis.flush_findings(samples, metrics_page.read(url, data_dir), with_one_replica)
     if diagnosis.stalled_partitions(samples):
