@@ -12,8 +12,8 @@
     message = consumer.poll(10)
 
 Names, modules (mqd.admin, mqd.serialization, mqd.schema_registry...), configuration keys and
-signatures are those of confluent_kafka: an application written for it needs to change only its
-imports. If the broker runs on this host, clients use shared memory, otherwise librdkafka
+signatures are those of confluent_kafka: an application written for confluent_kafka needs to change
+only its imports. If the broker runs on this host, clients use shared memory, otherwise librdkafka
 (`transport=auto`, the default; `client.transport` shows which, and why).
 
     Producer       produce, poll, flush, transactions; produce_batch takes lists, numpy and Arrow
@@ -80,7 +80,7 @@ if TYPE_CHECKING:  # at run time, __getattr__ below finds these names
     from mqd.client.record_batch import RecordBatchView as RecordBatchView
     from mqd.client.share_consumer import ShareConsumer as ShareConsumer
 
-_CLIENT = (
+_CLIENT_NAMES = (
     "AdminClient",
     "AsyncConsumer",
     "AsyncProducer",
@@ -99,11 +99,11 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> object:
         """Imports the client's names on first use, so that the broker's processes do not load them."""
         if name == "__all__":
-            return sorted({*_CLIENT, *_confluent.names()})
-        # one of mqd's own modules: `from mqd import native` calls this first, and then imports it
+            return sorted({*_CLIENT_NAMES, *_confluent.names()})
+        # one of mqd's own modules: `from mqd import native` calls this function before it imports native
         if name.startswith("__") or name in _confluent.OWN_MODULES:
             raise AttributeError(f"module 'mqd' has no attribute {name!r}")
-        if name in _CLIENT:
+        if name in _CLIENT_NAMES:
             from mqd import client
 
             value = getattr(client, name)
@@ -114,4 +114,4 @@ if not TYPE_CHECKING:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_CLIENT, *_confluent.names()})
+    return sorted({*globals(), *_CLIENT_NAMES, *_confluent.names()})

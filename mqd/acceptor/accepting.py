@@ -65,13 +65,13 @@ def accept_advice(error: OSError) -> str:
 
 
 class Acceptor:
-    """`connection_count(worker)` and `is_running(worker)` come from the control segment."""
+    """`connection_count_of(worker)` and `is_running(worker)` come from the control segment."""
 
     def __init__(
         self,
         listeners: Sequence[socket.socket],
         handoffs: Sequence[socket.socket],
-        connection_count: Callable[[int], int],
+        connection_count_of: Callable[[int], int],
         is_running: Callable[[int], bool],
         limits: ConnectionLimits,
     ) -> None:
@@ -79,7 +79,7 @@ class Acceptor:
         self._limits = limits
         self._paused_listeners: set[int] = set()  # listeners that exceed their connection rate
         self._delayed: set[socket.socket] = set()
-        self._handoff = Handoff(handoffs, connection_count, is_running)
+        self._handoff = Handoff(handoffs, connection_count_of, is_running)
         self._waiting: deque[tuple[socket.socket, bytes]] = deque()  # accepted; no worker had room
         self._loop: asyncio.AbstractEventLoop | None = None
         self._paused = True
@@ -225,8 +225,8 @@ class Acceptor:
         # The hand-off socket is writable, yet nothing can be sent: the cause is not a full buffer, so
         # the event would fire again immediately.
         if len(self._waiting) == waiting_before:
-            for other in list(self._watched):
-                self._unwatch(other)
+            for watched_worker in list(self._watched):
+                self._unwatch(watched_worker)
             assert self._loop is not None
             self._loop.call_later(PAUSE_S, self._hand_over_waiting)
 
@@ -236,8 +236,8 @@ class Acceptor:
         if self._waiting:
             self._watch_for_room()
         else:
-            for other in list(self._watched):
-                self._unwatch(other)
+            for watched_worker in list(self._watched):
+                self._unwatch(watched_worker)
         self._resume_unless_full()
 
     def _resume_unless_full(self) -> None:

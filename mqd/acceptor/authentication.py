@@ -65,7 +65,7 @@ class Users(Protocol):
         ...
 
     def token(self, token_id: str) -> DelegationToken | None:
-        """The token. None: there is no such token, or it has expired."""
+        """Returns the token, or None if there is no such token or it has expired."""
         ...
 
     def token_verifier(self, token_id: str, mechanism: str, seed: bytes) -> Verifier | None: ...
@@ -130,7 +130,7 @@ class MetadataUsers:
 
 
 def load_seed(file: Path) -> bytes:
-    """The secret in the file, which is created if it does not exist yet. Raises OSError."""
+    """Returns the secret in the file. Creates the file if it does not exist. Raises OSError."""
     if not file.exists():
         new_file = file.with_suffix(".new")
         fd = os.open(new_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -311,8 +311,9 @@ class Authentication:
         return Step(response, principal, _lifetime_ms(options, expires_ms), used_delegation_token)
 
     def _proven_principal(self, exchange: Exchange) -> tuple[str, int, bool]:
-        """The principal, when its credential expires (0 = never), and whether the credential is a
-        delegation token."""
+        """Returns the principal, the time when its credential expires (0 = never), and whether the
+        credential is a delegation token.
+        """
         if isinstance(exchange, ScramExchange) and exchange.is_token:
             token = self._users.token(exchange.user)
             if token is None:

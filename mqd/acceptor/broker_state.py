@@ -121,11 +121,12 @@ class Origin:
         self.uid, self.pid = uid, pid  # a local client's, from the kernel; -1 and 0: not known
         self.peer_node = peer_node  # node id of an authenticated host of the cluster; -1 = a client
         self.principal = principal  # "User:alice"; ANONYMOUS where the listener does not authenticate
-        self.principal_kind = principal_kind  # how it was authenticated
+        self.principal_kind = principal_kind  # how the principal was authenticated
         # (generation of the worker's process, connection id): identifies the connection as long as
         # it is open; (0, 0): none
         self.connection = connection
-        # a host of the cluster that produces like a client, to write dead letters of its share groups
+        # True: a host of the cluster, which produces like a client to write dead letters of its share
+        # groups
         self.is_host = is_host
 
     @property

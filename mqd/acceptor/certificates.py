@@ -51,21 +51,21 @@ class Certificates:
         self._file_states: list[tuple[int, int, int]] = []
         self._expiries: dict[str, datetime.datetime] = {}
         self._warned: dict[str, tuple[datetime.datetime, int]] = {}
-        self._sources: dict[str, Callable[[], list[bytes]]] = {}
+        self._chain_readers: dict[str, Callable[[], list[bytes]]] = {}
         self._files: list[Path] = []
         tls_listeners = [listener for _, listener in tls_files.listeners_with_tls(config)]
         metrics = listeners.metrics_listener(config)
         for listener in [*tls_listeners, *([metrics] if metrics is not None and metrics.has_tls else [])]:
-            self._sources[listener.name] = partial(_chains, config, listener)
+            self._chain_readers[listener.name] = partial(_chains, config, listener)
             self._files += tls_files.files(config, listener)
         if config.get("cluster.tls", "off") != "off":
             file = Path(config[host_identity.CERTIFICATE])
-            self._sources["hosts"] = lambda: [file.read_bytes()]
+            self._chain_readers["hosts"] = lambda: [file.read_bytes()]
             self._files.append(file)
 
     async def run(self) -> None:
         """Runs until cancelled."""
-        while self._sources:
+        while self._chain_readers:
             await asyncio.to_thread(self.check, datetime.datetime.now(datetime.UTC))
             await asyncio.sleep(POLL_S)
 
@@ -81,9 +81,9 @@ class Certificates:
                 self._warn(name, expiry, (expiry - now) // _DAY)
 
     def _read(self) -> None:
-        for name, chains in self._sources.items():
+        for name, read_chains in self._chain_readers.items():
             try:
-                self._expiries[name] = min(map(expiry_of, chains()))
+                self._expiries[name] = min(map(expiry_of, read_chains()))
             except (ConfigError, OSError, ValueError):
                 continue  # the listener fails to load it too, and logs that
         self.expiries_s = {name: expiry.timestamp() for name, expiry in self._expiries.items()}

@@ -60,7 +60,7 @@ class ControllerClient:
 
     def __init__(self, path: Path, generation: int, on_metadata: Callable[[MetadataMessage], None]) -> None:
         self._path = path
-        self._subscribe = messages.Subscribe("acceptor", 0, generation)
+        self._subscribe_message = messages.Subscribe("acceptor", 0, generation)
         self._on_metadata = on_metadata
         self._writer: asyncio.StreamWriter | None = None
         self._unsent: dict[int, messages.Request] = {}
@@ -95,17 +95,17 @@ class ControllerClient:
 
     async def run(self) -> None:
         """Runs until cancelled. Raises MetadataFault."""
-        pause = RETRY_S_MIN
+        pause_s = RETRY_S_MIN
         while True:
             try:
                 reader, self._writer = await asyncio.open_unix_connection(str(self._path))
             except OSError:
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, RETRY_S_MAX)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, RETRY_S_MAX)
                 continue
-            pause = RETRY_S_MIN
+            pause_s = RETRY_S_MIN
             try:
-                self._write(self._subscribe)
+                self._write(self._subscribe_message)
                 await self._receive(reader)
             except (OSError, EOFError, _InvalidMessage) as error:
                 log.warning("connection to the controller ended", reason=str(error) or type(error).__name__)
@@ -113,7 +113,7 @@ class ControllerClient:
                 self._writer.close()
                 self._writer = None
                 self._fail_sent()
-            await asyncio.sleep(pause)
+            await asyncio.sleep(pause_s)
 
     async def _receive(self, reader: asyncio.StreamReader) -> None:
         subscribed = False

@@ -101,7 +101,7 @@ _TRANSIENT = frozenset(
     )
 )
 # struct mqd_share_owner_request (native/server/share/share.h), then for each range its first
-# offset, its last offset, and the number of acknowledgement types that follow: 0
+# offset, its last offset, and the number of acknowledgement types that follow (here 0)
 _REQUEST = struct.Struct("=16sQiIIIHBBB3x")
 _REQUEST_ARCHIVE = 5
 _RANGE = struct.Struct("=qqI")
@@ -122,8 +122,8 @@ class Owners(Protocol):
 class DeadLetterFigures(NamedTuple):
     """The dead letters of one group on this host."""
 
-    written: int  # since the start of this process
-    waiting: int
+    written_count: int  # since the start of this process
+    waiting_count: int
     oldest_age_ms: int  # age of the oldest waiting letter, as far as this process knows
 
 
@@ -181,7 +181,9 @@ class DeadLetters:
             since, now_ms = dict(writer.core.pending_since_ms), self._now_ms()
             oldest_age_ms = now_ms - min(since.values(), default=now_ms)
             figures[writer.group_id] = DeadLetterFigures(
-                sum_so_far.written, sum_so_far.waiting + len(since), max(sum_so_far.oldest_age_ms, oldest_age_ms)
+                sum_so_far.written_count,
+                sum_so_far.waiting_count + len(since),
+                max(sum_so_far.oldest_age_ms, oldest_age_ms),
             )
         return figures
 

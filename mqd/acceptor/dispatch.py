@@ -261,7 +261,9 @@ def _cut_messages(response: object) -> bool:
 def _unsupported_api_versions(broker: Broker, header: RequestHeader) -> Outcome:
     from mqd.acceptor.handlers.cluster import api_versions
 
-    return Outcome(encode_response(header, api_versions.unsupported(broker.metadata.features), version=0))
+    return Outcome(
+        encode_response(header, api_versions.unsupported_version_response(broker.metadata.features), version=0)
+    )
 
 
 def _close(connection: int, reason: str, header: RequestHeader | None, api: str = "") -> Outcome:

@@ -30,7 +30,7 @@ INTERNAL_ERROR = Failure(int(ErrorCode.UNKNOWN_SERVER_ERROR), INTERNAL_ERROR_MES
 
 
 def failed_response(header: RequestHeader, request: object, failure: Failure = INTERNAL_ERROR) -> object | None:
-    """The response. None: its version has no error field, or nothing was requested."""
+    """Returns the response, or None if its version has no error field or nothing was requested."""
     response = message_class(header.api_key, "Response")()
     return response if _fill_in(response, request, header.api_version, failure) else None
 

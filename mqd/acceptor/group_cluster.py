@@ -35,6 +35,7 @@ class BrokerCluster:
     def __init__(self, broker: BrokerState, count_members: Callable[[], int]) -> None:
         self.matcher = RegexMatcher()
         self._broker = broker
+        # `_defaults` differ from the configured settings in the heartbeat interval, which is adapted
         self._configured = self._defaults = consumer_settings(broker)
         self._share_defaults = share_settings(broker)
         self._quick_interval_ms = broker.broker_number("group.consumer.heartbeat.interval.quick.ms")

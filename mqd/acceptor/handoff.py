@@ -43,9 +43,9 @@ class Handoff:
         )
 
     def send(self, connection: socket.socket, message: bytes) -> bool:
-        """Returns True, with this process's copy of the connection closed, if a worker has taken
-        it; False if no worker has room. Raises OSError for other failures, such as when the
-        descriptor is not a socket.
+        """Returns True if a worker has taken the connection, or False if no worker has room. If True,
+        this process's copy of the connection is closed. Raises OSError for other failures, such as a
+        descriptor that is not a socket.
         """
         for worker in self._least_loaded_first():
             try:

@@ -322,7 +322,7 @@ class Link:
 
     def _on_cancel(self, worker: int, token: int) -> None:
         """Cancels a JoinGroup or SyncGroup that waits for other members and whose client has gone:
-        its state changes stay, but its response is not needed.
+        changes that it has made stay, but a response is not needed.
         """
         pending = self._parked[worker].get(token)
         if pending is not None:

@@ -44,7 +44,7 @@ class _Connection:
         self.broker = broker
         self.channel = channel
         self.socket = channel.socket
-        self.waiting: dict[int, asyncio.Future[bytes]] = {}
+        self.waiting: dict[int, asyncio.Future[bytes]] = {}  # by correlation id
         self.write_lock = asyncio.Lock()
         self.read_task: asyncio.Task[None] | None = None
         # resolved when the socket's buffer has room, for which send() waits

@@ -10,8 +10,8 @@ those of other hosts' acceptors are served here.
 Transaction markers from a host are accepted only from the newest of its connections that have sent
 markers: an older connection was abandoned, or its acceptor has died. The older one is closed before
 the newer one's markers are served, and nothing from it is served afterwards. Otherwise a marker
-delayed by the network could arrive after one of the newer connection, and end the producer's next
-transaction.
+delayed by the network could arrive after a marker of the newer connection, and end the producer's
+next transaction.
 
 No input is read as a request before the peer has proven that it holds the cluster's key. These are
 refused: another cluster, a node id that is not registered (as far as this host knows), a directory

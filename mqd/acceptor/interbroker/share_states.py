@@ -74,21 +74,21 @@ _APIS_BY_KEY: dict[int, _Api] = {
 
 
 class ShareStates:
-    """`groups` gets the outcomes of the group coordinator's effects. `settings(group)`: the group's
-    settings."""
+    """`groups` gets the outcomes of the group coordinator's effects. `settings_of(group)`: the
+    group's settings."""
 
     def __init__(
         self,
         broker: BrokerState,
         coordinator: Coordinator,
         groups: Coordinator,
-        settings: Callable[[str], ShareSettings],
+        settings_of: Callable[[str], ShareSettings],
         has_dead_letters: Callable[[], bool] = lambda: False,
     ) -> None:
         self._broker = broker
         self._coordinator = coordinator
         self._groups = groups
-        self._settings = settings
+        self._settings_of = settings_of
         self._has_dead_letters = has_dead_letters
         # handles a READ or WRITE of the worker that owns the share-partition; replaced by
         # DeadLetters.respond_to_owner(), which also observes the state
@@ -113,7 +113,7 @@ class ShareStates:
             raise ProtocolError("a worker's request must name exactly one share-partition", type(request).__name__)
         (topic,) = request.topics
         result = await self.respond_to_owner(api_key, request.group_id, topic.topic_id, topic.partitions[0])
-        settings = self._settings(request.group_id)
+        settings = self._settings_of(request.group_id)
         first_offset = 0
         if api_key == READ and settings.offset_reset.kind == BY_DURATION:
             first_offset = await self._first_offset(topic.topic_id, result, settings.offset_reset.duration_ms)

@@ -77,7 +77,9 @@ class RemoteMarkers:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def write(self, node_id: int, marker: MarkerToWrite) -> "asyncio.Future[object]":
-        """Completes when the marker is below the high watermark; raises AppendError."""
+        """Returns a future that completes when the marker is below the high watermark, or fails with
+        AppendError.
+        """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[object] = loop.create_future()
         if not self._queued:

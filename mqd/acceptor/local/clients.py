@@ -128,7 +128,7 @@ def refuse(connection: socket.socket, error: int, reason: str) -> None:
 
 
 class LocalClients:
-    """`listener` None: local clients are disabled. `attachment_count(worker)` and `is_running(worker)`
+    """`listener` None: local clients are disabled. `attachment_count_of(worker)` and `is_running(worker)`
     come from the control segment. `servers`: the addresses that this broker listens on
     (rendezvous.server_name). `principals` None: clients have no principals.
     """
@@ -137,7 +137,7 @@ class LocalClients:
         self,
         listener: socket.socket | None,
         handoffs: Sequence[socket.socket],
-        attachment_count: Callable[[int], int],
+        attachment_count_of: Callable[[int], int],
         is_running: Callable[[int], bool],
         servers: Collection[str],
         principals: LocalPrincipals | None = None,
@@ -146,7 +146,7 @@ class LocalClients:
         self._principals = principals
         self._awaiting_principal: set[socket.socket] = set()  # their principals are being looked up
         self._listener = listener
-        self._handoff = Handoff(handoffs, attachment_count, is_running)
+        self._handoff = Handoff(handoffs, attachment_count_of, is_running)
         self._abi_hash = native.local_abi_hash()
         # connections without a hello yet, the oldest first
         self._awaiting_hello: dict[socket.socket, asyncio.TimerHandle] = {}

@@ -103,8 +103,8 @@ def _dead_letters(broker: Broker) -> Iterator[Any]:
     )
     if broker.dead_letters is not None:
         for group, figures in sorted(broker.dead_letters.figures().items()):
-            written.add_metric([group], figures.written)
-            waiting.add_metric([group], figures.waiting)
+            written.add_metric([group], figures.written_count)
+            waiting.add_metric([group], figures.waiting_count)
             oldest.add_metric([group], figures.oldest_age_ms / 1000)
     yield from (written, waiting, oldest)
 

@@ -13,7 +13,7 @@ from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import AlterReplicaLogDirsRequest, AlterReplicaLogDirsResponse
 from mqd.security.acl import Operation, ResourceType
 
-TIMEOUT_MS = 30_000  # the request has no field for it
+TIMEOUT_MS = 30_000  # the request has no timeout field
 
 
 async def handle(

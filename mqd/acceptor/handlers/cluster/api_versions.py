@@ -20,7 +20,7 @@ from mqd.protocol.headers import SUPPORTED, RequestHeader
 from mqd.protocol.messages import ApiVersionsRequest, ApiVersionsResponse
 
 BODY_VERSIONS = range(5)
-UNKNOWN_VERSION_BODY = 7  # the entry that workers use when they do not know the requested version
+UNKNOWN_VERSION_BODY = 7  # the entry that workers use if the requested version is not supported
 # Before this version, clients cannot parse a minimum level of 0: a feature whose minimum is 0 is left
 # out of supported_features, and appears only in finalized_features.
 LEVEL_ZERO_SINCE_VERSION = 4
@@ -72,7 +72,7 @@ async def handle(context: Context, header: RequestHeader, request: ApiVersionsRe
     return _response(ErrorCode.NONE, header.api_version, metadata.features, metadata.features_version)
 
 
-def unsupported(finalized: Mapping[str, int]) -> ApiVersionsResponse:
+def unsupported_version_response(finalized: Mapping[str, int]) -> ApiVersionsResponse:
     """The response to an ApiVersions request of an unsupported version: error 35 and the supported
     versions, in a body of version 0.
     """
@@ -87,7 +87,7 @@ def bodies(finalized: Mapping[str, int], epoch: int) -> dict[int, bytes]:
         version: codec.encode(_response(ErrorCode.NONE, version, finalized, epoch), version)
         for version in BODY_VERSIONS
     }
-    bodies_by_version[UNKNOWN_VERSION_BODY] = codec.encode(unsupported(finalized), 0)
+    bodies_by_version[UNKNOWN_VERSION_BODY] = codec.encode(unsupported_version_response(finalized), 0)
     return bodies_by_version
 
 

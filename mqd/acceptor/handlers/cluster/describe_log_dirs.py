@@ -24,7 +24,8 @@ from mqd.protocol.messages import DescribeLogDirsRequest, DescribeLogDirsRespons
 
 # names the broker that uses a directory; every directory in use has this file
 META_PROPERTIES = "meta.properties"
-# A file system that does not respond for this long is treated as failed, as by the controller.
+# A file system that does not respond for this long is treated as failed; the controller does the
+# same.
 RESPONSE_TIMEOUT_S = 5.0
 Requested = dict[str, list[PartitionImage]]
 PartitionWithId = tuple[str, bytes, PartitionImage]  # topic, its id, partition

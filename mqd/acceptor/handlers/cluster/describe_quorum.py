@@ -15,7 +15,7 @@ from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import DescribeQuorumRequest, DescribeQuorumResponse
 
 NO_ID = b"\0" * 16
-TIMEOUT_MS = 10_000  # the request has no field for it
+TIMEOUT_MS = 10_000  # the request has no timeout field
 
 
 async def handle(context: Context, header: RequestHeader, request: DescribeQuorumRequest) -> DescribeQuorumResponse:

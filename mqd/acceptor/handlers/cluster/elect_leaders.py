@@ -17,7 +17,7 @@ PREFERRED, UNCLEAN = 0, 1
 
 async def handle(context: Context, header: RequestHeader, request: ElectLeadersRequest) -> ElectLeadersResponse:
     if request.topic_partitions is not None and not request.topic_partitions:
-        return ElectLeadersResponse()  # as in Kafka, whatever the type
+        return ElectLeadersResponse()  # as in Kafka, whatever the election type
     if request.election_type not in (PREFERRED, UNCLEAN):
         return ElectLeadersResponse(error_code=int(ErrorCode.INVALID_REQUEST))
     if not context.broker.metadata.is_single_host:

@@ -31,7 +31,9 @@ async def handle(
 
 
 def _requested(broker: Broker, request: ListPartitionReassignmentsRequest) -> list[tuple[str, PartitionImage]]:
-    """Topics None: all partitions. Partitions that do not exist are left out, as in Kafka."""
+    """All partitions, if the request names no topics. As in Kafka, partitions that do not exist are
+    left out.
+    """
     topics = broker.metadata.topics
     if request.topics is None:
         return [(name, partition) for name in broker.metadata.sorted_names() for partition in topics[name].partitions]

@@ -12,7 +12,7 @@ from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import AlterClientQuotasRequest, AlterClientQuotasResponse
 from mqd.protocol.repeated import repeated
 
-TIMEOUT_MS = 30_000  # the request has no field for it
+TIMEOUT_MS = 30_000  # the request has no timeout field
 
 
 async def handle(

@@ -19,7 +19,7 @@ from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import AlterConfigsRequest, AlterConfigsResponse
 from mqd.security.acl import Operation, ResourceType
 
-TIMEOUT_MS = 30_000  # the request has no field for it
+TIMEOUT_MS = 30_000  # the request has no timeout field
 
 
 class Resource(NamedTuple):

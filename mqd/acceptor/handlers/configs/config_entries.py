@@ -28,8 +28,8 @@ class ConfigEntry(NamedTuple):
     name: str
     value: str | None
     source: int
-    read_only: bool
-    sensitive: bool
+    is_read_only: bool
+    is_sensitive: bool
     type: int
     documentation: str
     synonyms: list[Synonym]  # the effective synonym first

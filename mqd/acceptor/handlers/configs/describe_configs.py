@@ -110,9 +110,9 @@ def _config(entry: ConfigEntry, request: DescribeConfigsRequest) -> DescribeConf
     return DescribeConfigsResponse.Config(
         name=entry.name,
         value=entry.value,
-        read_only=entry.read_only,
+        read_only=entry.is_read_only,
         config_source=entry.source,
-        is_sensitive=entry.sensitive,
+        is_sensitive=entry.is_sensitive,
         synonyms=[
             DescribeConfigsResponse.Synonym(name=synonym.name, value=synonym.value, source=synonym.source)
             for synonym in synonyms

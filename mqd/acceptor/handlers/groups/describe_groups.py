@@ -1,5 +1,5 @@
 """DescribeGroups 0-6 (KIP-345, 430, 1043): classic groups. Groups of other types and unknown groups
-are described as Dead; from version 6 on they also have the error GROUP_ID_NOT_FOUND.
+are described as Dead; since version 6 they also have the error GROUP_ID_NOT_FOUND.
 """
 
 from mqd.acceptor.broker import Broker, Context

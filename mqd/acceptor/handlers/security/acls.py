@@ -36,7 +36,7 @@ DISABLED: dict[str, Any] = {
     "error_code": int(ErrorCode.SECURITY_DISABLED),
     "error_message": "No Authorizer is configured.",
 }
-TIMEOUT_MS = 30_000  # the requests have no field for it
+TIMEOUT_MS = 30_000  # the requests have no timeout field
 
 
 async def handle(

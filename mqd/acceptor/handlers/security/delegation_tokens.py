@@ -29,7 +29,7 @@ from mqd.protocol.messages import (
 from mqd.security import principal, tokens
 from mqd.security.acl import Operation, ResourceType
 
-TIMEOUT_MS = 30_000  # the requests have no field for it
+TIMEOUT_MS = 30_000  # the requests have no timeout field
 NO_TIME = -1  # as in Kafka: the value of every time field in the response to a refused request
 _MAY_USE_TOKEN_APIS = (PrincipalKind.SASL, PrincipalKind.TLS, PrincipalKind.LOCAL)
 Request = (

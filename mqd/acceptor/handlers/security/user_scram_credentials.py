@@ -22,7 +22,7 @@ from mqd.security.acl import Operation, ResourceType
 from mqd.security.scram import MECHANISM_NUMBERS, new_decoy_secret, verifier_of
 
 _MECHANISMS = {number: name for name, number in MECHANISM_NUMBERS.items()}
-TIMEOUT_MS = 30_000  # the request has no field for it
+TIMEOUT_MS = 30_000  # the request has no timeout field
 Result = AlterUserScramCredentialsResponse.AlterUserScramCredentialsResult
 Deletion = AlterUserScramCredentialsRequest.ScramCredentialDeletion
 Upsertion = AlterUserScramCredentialsRequest.ScramCredentialUpsertion

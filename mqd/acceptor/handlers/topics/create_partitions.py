@@ -75,7 +75,7 @@ async def _respond(
 
 
 def _result(context: Context, topic: CreatePartitionsRequest.Topic, error: int, message: str | None) -> Result:
-    """With the progress of retiring partitions, if the request has the tagged field."""
+    """Adds the progress of retiring partitions if the request has the tagged field."""
     image = context.broker.metadata.topics.get(topic.name)
     return Result(
         name=topic.name,

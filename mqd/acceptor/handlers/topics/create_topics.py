@@ -135,7 +135,7 @@ async def _create_admitted(
                 value=entry.value,
                 read_only=False,
                 config_source=entry.source,
-                is_sensitive=entry.sensitive,
+                is_sensitive=entry.is_sensitive,
             )
             for entry in config_entries.topic_entries(broker, created.config, len(partitions[0].replicas))
         ],

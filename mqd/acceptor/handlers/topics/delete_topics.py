@@ -1,4 +1,4 @@
-"""DeleteTopics 1-6 (KIP-4, KIP-516, KIP-599). By name, or from version 6 on by id."""
+"""DeleteTopics 1-6 (KIP-4, KIP-516, KIP-599). Topics are named, or since version 6 identified by id."""
 
 import asyncio
 from collections import Counter

@@ -71,7 +71,9 @@ async def _handle_from_host(service: TransactionService, request: WriteTxnMarker
         for topic in marker.topics
         for index in topic.partition_indexes
     ]
-    errors = iter(await asyncio.gather(*(_write_here(service, marker, partition) for marker, partition in requested)))
+    errors = iter(
+        await asyncio.gather(*(_write_from_host(service, marker, partition) for marker, partition in requested))
+    )
     return WriteTxnMarkersResponse(
         markers=[
             WriteTxnMarkersResponse.MarkerResult(
@@ -97,7 +99,7 @@ def _resolve(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-async def _write_here(service: TransactionService, marker: Marker, partition: Partition) -> int:
+async def _write_from_host(service: TransactionService, marker: Marker, partition: Partition) -> int:
     # M2 of mqd/coordinator/transaction/markers.py: offsets that were verified earlier are written
     # or refused first.
     if partition[0] == OFFSETS_TOPIC:
@@ -153,7 +155,7 @@ async def _handle_from_client(broker: Broker, marker: Marker, transactional_id: 
             return dict.fromkeys(requested, remote_transaction.error)
     except CoordinatorError as error:
         return dict.fromkeys(requested, error.error_code)
-    return {partition: await _write(broker, service, marker, partition) for partition in requested}
+    return {partition: await _write_from_client(broker, service, marker, partition) for partition in requested}
 
 
 def _refusal(service: TransactionService | None, marker: Marker) -> int:
@@ -212,7 +214,7 @@ def _is_bumped(marker: Marker) -> bool:
     return marker.transaction_version >= TRANSACTIONS_V2
 
 
-async def _write(broker: Broker, service: TransactionService, marker: Marker, partition: Partition) -> int:
+async def _write_from_client(broker: Broker, service: TransactionService, marker: Marker, partition: Partition) -> int:
     image = broker.partition_of(*partition)
     if image is None:
         return int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
