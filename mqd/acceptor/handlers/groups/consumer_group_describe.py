@@ -23,7 +23,7 @@ async def handle(
         ConsumerGroupDescribeResponse.Group,
         topics_of_members,
         is_supported=has_consumer_groups(context.broker),
-        with_operations=request.include_authorized_operations,
+        includes_operations=request.include_authorized_operations,
     )
     if request.include_rebalance:
         for group in groups:

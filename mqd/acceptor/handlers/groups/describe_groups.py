@@ -29,7 +29,7 @@ async def handle(context: Context, header: RequestHeader, request: DescribeGroup
     return DescribeGroupsResponse(groups=groups)
 
 
-def _describe(broker: Broker, group_id: str, version: int, with_rebalance: bool) -> DescribeGroupsResponse.Group:
+def _describe(broker: Broker, group_id: str, version: int, includes_rebalance: bool) -> DescribeGroupsResponse.Group:
     if len(group_id) > NAME_BYTES_MAX:
         return DescribeGroupsResponse.Group(group_id=group_id, error_code=int(ErrorCode.INVALID_GROUP_ID))
     try:
@@ -38,7 +38,7 @@ def _describe(broker: Broker, group_id: str, version: int, with_rebalance: bool)
         return DescribeGroupsResponse.Group(group_id=group_id, error_code=error.error_code)
     description = core.describe() if isinstance(core, Group) else None
     if description is not None:
-        if with_rebalance:
+        if includes_rebalance:
             description.rebalance = rebalance_of(broker, core, DescribeGroupsResponse)
         return description
     code, message = 0, None

@@ -24,7 +24,7 @@ async def describe(
     topics_of: Callable[[Any], Iterable[str]],
     *,
     is_supported: bool,
-    with_operations: bool,
+    includes_operations: bool,
 ) -> list[Any]:
     """Returns the groups for the response, in the order of the request. `make_group`: the response's
     class for one group. `topics_of`: returns the names of the topics that a described group uses; as
@@ -39,7 +39,7 @@ async def describe(
         else _failed(make_group, group.group_id, ErrorCode.TOPIC_AUTHORIZATION_FAILED, HIDDEN_TOPICS)
         for group in described
     ]
-    if with_operations:
+    if includes_operations:
         for group in groups:
             if not group.error_code:
                 group.authorized_operations = context.authorized_operations(

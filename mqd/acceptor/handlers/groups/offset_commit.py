@@ -18,12 +18,12 @@ _VERSION_TOPIC_IDS = 10
 
 async def handle(context: Context, header: RequestHeader, request: OffsetCommitRequest) -> OffsetCommitResponse:
     broker = context.broker
-    by_id = header.api_version >= _VERSION_TOPIC_IDS
+    has_topic_ids = header.api_version >= _VERSION_TOPIC_IDS
     offsets: list[CommittedOffset] = []
     accepted: list[OffsetCommitResponse.PartitionResponse] = []
     topics = []
     for topic in request.topics:
-        name, error = name_of(broker, topic.name, topic.topic_id, by_id)
+        name, error = name_of(broker, topic.name, topic.topic_id, has_topic_ids)
         partitions = []
         for requested in topic.partitions:
             response = OffsetCommitResponse.PartitionResponse(

@@ -72,12 +72,12 @@ async def _group(
     context: Context, version: int, group: OffsetFetchRequest.Group, require_stable: bool
 ) -> OffsetFetchResponse.Group:
     broker = context.broker
-    by_id = version >= _VERSION_TOPIC_IDS
+    has_topic_ids = version >= _VERSION_TOPIC_IDS
     requested, refused = None, []
     if group.topics is not None:
         permitted: list[tuple[str, tuple[int, ...]]] = []
         for topic in group.topics:
-            name, error = name_of(broker, topic.name, topic.topic_id, by_id)
+            name, error = name_of(broker, topic.name, topic.topic_id, has_topic_ids)
             if not error and not _may_describe(context, name):
                 error = UNAUTHORIZED
             if error:
@@ -96,7 +96,7 @@ async def _group(
     topics = []
     for name, partitions in fetched.topics:
         image = broker.metadata.topics.get(name)
-        if by_id and image is None:
+        if has_topic_ids and image is None:
             continue  # the topic was deleted after the commit: there is no id to name it by
         topic_id = image.topic_id if image is not None else bytes(16)
         topics.append(

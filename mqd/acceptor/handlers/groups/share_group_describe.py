@@ -20,6 +20,6 @@ async def handle(
         ShareGroupDescribeResponse.Group,
         topics_of_members,
         is_supported=has_share_groups(context.broker),
-        with_operations=request.include_authorized_operations,
+        includes_operations=request.include_authorized_operations,
     )
     return ShareGroupDescribeResponse(groups=groups)

@@ -20,7 +20,7 @@ async def handle(
         StreamsGroupDescribeResponse.Group,
         _topics_of,
         is_supported=has_streams_groups(context.broker),
-        with_operations=request.include_authorized_operations,
+        includes_operations=request.include_authorized_operations,
     )
     return StreamsGroupDescribeResponse(groups=groups)
 

@@ -86,12 +86,12 @@ async def _topics(context: Context, version: int, request: MetadataRequest) -> l
     topics = []
     seen_keys: set[bytes | str | None] = set()
     for requested in request.topics:
-        by_id = requested.topic_id != NO_ID
-        key = requested.topic_id if by_id else requested.name
+        has_id = requested.topic_id != NO_ID
+        key = requested.topic_id if has_id else requested.name
         if key in seen_keys:
             continue
         seen_keys.add(key)
-        if by_id:
+        if has_id:
             topic = broker.metadata.by_id(requested.topic_id)
             if topic is None:
                 topics.append(
