@@ -45,7 +45,7 @@ FAILURE_MEMORY_S = 60.0
 LIFETIME_MS_MAX = 2**63 - 1
 
 T = TypeVar("T")
-Connection = tuple[int, int]  # (generation of the worker's process, connection id)
+ConnectionKey = tuple[int, int]  # (generation of the worker's process, connection id)
 log = logging.get("acceptor.authentication")
 
 
@@ -218,7 +218,7 @@ class Authentication:
         self._users = users
         self._own_seed = seed
         self._failure_delay_s = failure_delay_ms / 1000
-        self._exchanges: OrderedDict[Connection, _ExchangeState] = OrderedDict()  # the oldest first
+        self._exchanges: OrderedDict[ConnectionKey, _ExchangeState] = OrderedDict()  # the oldest first
         # (address, user) -> number of failures at most FAILURE_MEMORY_S apart, time of the last one
         self._failures: OrderedDict[tuple[str, str], tuple[int, float]] = OrderedDict()
         self._threads = ThreadPoolExecutor(THREADS, "authentication")
@@ -235,7 +235,7 @@ class Authentication:
         options = self._options_of(listener_id)
         return options.mechanisms if options is not None else ()
 
-    def begin(self, connection: Connection, listener_id: int, mechanism: str) -> None:
+    def begin(self, connection: ConnectionKey, listener_id: int, mechanism: str) -> None:
         """Handles SaslHandshake. Raises IllegalState (this listener has no authentication) or
         UnsupportedMechanism.
         """
@@ -254,9 +254,11 @@ class Authentication:
     def _oldest_s(self) -> float:
         return next(iter(self._exchanges.values())).began_s
 
-    async def step(self, connection: Connection, listener_id: int, address: str, current: str, token: bytes) -> Step:
-        """Handles one token from the client. `address`: the client's; `current`: the connection's
-        present principal, "" = none.
+    async def step(
+        self, connection: ConnectionKey, listener_id: int, address: str, current_principal: str, token: bytes
+    ) -> Step:
+        """Handles one token from the client. `address`: the client's.
+        `current_principal`: the connection's, "" = none.
 
         Raises IllegalState or Refused. On Refused the caller delays its response and does not keep
         the token in the meantime.
@@ -267,7 +269,7 @@ class Authentication:
             raise IllegalState("no SaslHandshake preceded this token, or its exchange was lost")
         state.is_busy = True
         try:
-            return await self._step(options, state, connection, current, token)
+            return await self._step(options, state, connection, current_principal, token)
         except AuthenticationFailed as error:
             self._exchanges.pop(connection, None)
             delay_s = self._on_failed(error, state, connection, address)
@@ -284,7 +286,12 @@ class Authentication:
             threads.shutdown(wait=False, cancel_futures=True)
 
     async def _step(
-        self, options: ListenerOptions, state: _ExchangeState, connection: Connection, current: str, token: bytes
+        self,
+        options: ListenerOptions,
+        state: _ExchangeState,
+        connection: ConnectionKey,
+        current_principal: str,
+        token: bytes,
     ) -> Step:
         exchange = state.exchange
         if len(token) > options.token_bytes_max:
@@ -302,9 +309,9 @@ class Authentication:
             return Step(response)
         self._exchanges.pop(connection, None)
         principal, expires_ms, used_delegation_token = self._proven_principal(exchange)
-        if current and principal != current:
+        if current_principal and principal != current_principal:
             raise AuthenticationFailed(
-                f"the connection belongs to {current} and cannot change its principal", user=exchange.user
+                f"the connection belongs to {current_principal} and cannot change its principal", user=exchange.user
             )
         self.succeeded_count += 1
         log.info("authenticated", connection=connection[1], principal=principal, mechanism=state.mechanism)
@@ -323,7 +330,7 @@ class Authentication:
         return f"User:{exchange.user}", expires_ms, False
 
     def _on_failed(
-        self, error: AuthenticationFailed, state: _ExchangeState, connection: Connection, address: str
+        self, error: AuthenticationFailed, state: _ExchangeState, connection: ConnectionKey, address: str
     ) -> float:
         """Records the failure. Returns how long the response is delayed, in seconds."""
         self.failed_count += 1

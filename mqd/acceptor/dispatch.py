@@ -133,7 +133,7 @@ def handler_of(api_key: int) -> Handler:
 
 
 async def respond(
-    broker: Broker, origin: Origin, frame: bytes, connection: int, observer: Observer | None = None
+    broker: Broker, origin: Origin, frame: bytes, connection_id: int, observer: Observer | None = None
 ) -> Outcome:
     """Raises only CancelledError. For an invalid request, Outcome.close_reason says why the
     connection is closed. An internal error is logged and answered with UNKNOWN_SERVER_ERROR.
@@ -151,13 +151,13 @@ async def respond(
     except UnsupportedVersion as error:
         if error.header.api_key == API_VERSIONS_KEY:
             return _unsupported_api_versions(broker, error.header)
-        return _close(connection, str(error), error.header)
+        return _close(connection_id, str(error), error.header)
     except RequestMalformed as error:
-        return _close(connection, str(error), None)
+        return _close(connection_id, str(error), None)
     except CloseConnection as error:
-        return _close(connection, str(error), None, api)
+        return _close(connection_id, str(error), None, api)
     except Exception:
-        log.exception("a handler failed", connection=connection, api=api)
+        log.exception("a handler failed", connection=connection_id, api=api)
         return _failure_outcome(header, request)
     finally:
         if observer is not None:
@@ -266,8 +266,8 @@ def _unsupported_api_versions(broker: Broker, header: RequestHeader) -> Outcome:
     )
 
 
-def _close(connection: int, reason: str, header: RequestHeader | None, api: str = "") -> Outcome:
-    fields: dict[str, object] = {"connection": connection, "reason": reason}
+def _close(connection_id: int, reason: str, header: RequestHeader | None, api: str = "") -> Outcome:
+    fields: dict[str, object] = {"connection": connection_id, "reason": reason}
     if api:
         fields["api"] = api
     if header is not None:
