@@ -72,7 +72,9 @@ class Metadata:
         self._pending_additions: dict[bytes, list[tuple[int, int]]] = {}
 
     def apply(self, message: messages.FromController) -> None:
-        """Messages that are not metadata (responses, commands) change nothing."""
+        """Applies a message from the controller. Those without metadata (responses, commands)
+        change nothing.
+        """
         match message:
             case messages.MessageList():
                 for part in message.parts:
@@ -129,24 +131,24 @@ class Metadata:
         self.version = message.version
 
     def take_shrunk_topics(self) -> dict[str, int]:
-        """Each topic that has lost partitions since the last call -> the fewest partitions it has had
-        since; 0: it was deleted. Includes topics that have since been created again or got more
-        partitions.
+        """Returns each topic that has lost partitions since the last call -> the fewest partitions
+        it has had since; 0: it was deleted. Includes topics that have since been created again or
+        got more partitions.
         """
         shrunk, self._shrunk = self._shrunk, {}
         return shrunk
 
     def take_partitions_led_elsewhere(self) -> dict[tuple[str, int], int]:
-        """(internal topic, index) of each partition that another host has led, or may have led, since
-        the last call -> the newest leader epoch of another host. Includes a partition that this host
-        leads again, even if both changes came in one message.
+        """Returns (internal topic, index) of each partition that another host has led, or may have
+        led, since the last call -> the newest leader epoch of another host. Includes a partition
+        that this host leads again, even if both changes came in one message.
         """
         led_elsewhere, self._led_elsewhere = self._led_elsewhere, {}
         return led_elsewhere
 
     def take_unclean_elections(self) -> list[tuple[str, messages.PartitionImage]]:
-        """Topic and partition of each leader elected from outside the in-sync set since the last
-        call. The records that such a leader lacks are lost.
+        """Returns the topic and partition of each leader elected from outside the in-sync set since
+        the last call. The records that such a leader lacks are lost.
         """
         leaders, self._unclean_elections = self._unclean_elections, []
         return leaders
@@ -277,8 +279,8 @@ class Metadata:
         self._put_views(topic.name, message.version)
 
     def topics_with_logs(self) -> list[messages.TopicImage]:
-        """All topics except views. The copy is atomic under the GIL: scrape threads call this,
-        too, while the event loop adds and removes topics.
+        """Returns all topics except views. The copy is atomic under the GIL: scrape threads call
+        this, too, while the event loop adds and removes topics.
         """
         return [topic for topic in list(self.topics.values()) if not topic.config.get(VIEW_OF)]
 

@@ -15,7 +15,7 @@ TIMEOUT_MS = 10_000
 
 
 async def allocate(broker: BrokerState) -> tuple[int, int]:
-    """(producer id, 0) or (-1, error code)."""
+    """Returns (producer id, 0) or (-1, error code)."""
     block = broker.producer_ids
     while block.next == block.end:
         if block.request is None:

@@ -55,9 +55,10 @@ def first_retiring_index(topic: messages.TopicImage) -> int:
 
 
 def describe(broker: Broker, topic: messages.TopicImage) -> Retirement:
-    """`step`: 0 no partition is retiring (or all are removed), 1 the retiring partitions are moving to
-    the hosts of the partitions that take over their records, 2 sealed, 3 redirected, 4 hidden.
-    `applied`: this host's workers have applied the step.
+    """Describes how far the retirement of the topic's partitions has come. `step`: 0 no partition
+    is retiring (or all are removed), 1 the retiring partitions are moving to the hosts of the
+    partitions that take over their records, 2 sealed, 3 redirected, 4 hidden. `applied`: this
+    host's workers have applied the step.
     """
     applied = broker.table.metadata_version >= broker.metadata.version
     retiring = topic.partitions[first_retiring_index(topic) :]
@@ -81,8 +82,8 @@ def describe(broker: Broker, topic: messages.TopicImage) -> Retirement:
 async def refusal_to_retire(
     context: Context, header: RequestHeader, change: messages.RetirePartitions
 ) -> tuple[int, str] | None:
-    """(error code, reason) if a transaction is open on a partition that would be retired, or if
-    that cannot be determined. The controller checks everything else.
+    """Returns (error code, reason) if a transaction is open on a partition that would be retired,
+    or if that cannot be determined. The controller checks everything else.
     """
     topic = context.broker.metadata.topics.get(change.name)
     if (
@@ -105,9 +106,9 @@ async def refusal_to_retire(
 async def refusal_to_add(
     context: Context, header: RequestHeader, change: messages.AddPartitions
 ) -> tuple[int, str] | None:
-    """(error code, reason) if a transaction is open that wrote to a removed partition, or if that
-    cannot be determined. The transaction's marker follows the records to another partition only
-    until the removed index is reused or the partition count changes; after that, readers of
+    """Returns (error code, reason) if a transaction is open that wrote to a removed partition, or
+    if that cannot be determined. The transaction's marker follows the records to another partition
+    only until the removed index is reused or the partition count changes; after that, readers of
     committed records would wait for the marker forever. The controller refuses the change if
     partitions have been removed that this host does not know of (AddPartitions.first_leader_epoch).
     """

@@ -19,7 +19,7 @@ VERIFIERS_MAX = 1024
 
 
 class Tokens:
-    """`secret` "": there are no tokens."""
+    """An empty `secret` disables delegation tokens."""
 
     def __init__(self, metadata: Metadata, secret: str, max_lifetime_ms: int, lifetime_ms: int) -> None:
         self._metadata = metadata
@@ -45,7 +45,7 @@ class Tokens:
         return by_id.get(self._ids.get(token_hmac, ""))
 
     def valid_token(self, token_id: str) -> DelegationToken | None:
-        """The token, if its client may authenticate with it."""
+        """Returns the token if clients may authenticate with it now."""
         token = self._metadata.delegation_tokens.get(token_id) if self._secret else None
         return token if token is not None and not is_expired(token, clock.now_ms()) else None
 

@@ -111,8 +111,8 @@ class TransactionService:
     async def request_returning_identity(
         self, transactional_id: str, make_event: Callable[[int, int], object]
     ) -> Identity:
-        """`make_event(request number, spare producer id)` is called again with a producer id if the core
-        needs one. The coordinator's errors are in the response.
+        """`make_event(request number, spare producer id)` is called with the id -1 first, and again
+        with a new id if the core needs one. The coordinator's errors are in the response.
         """
         try:
             response = await self._request_with_spare_id(transactional_id, make_event)
@@ -193,8 +193,9 @@ class TransactionService:
         is_bumped: bool = False,
         leader_epoch: int = -1,
     ) -> "asyncio.Future[Any]":
-        """Appends a marker to a partition that this host leads in that leader epoch (-1 = any); fails
-        otherwise."""
+        """Appends a marker to a partition. Fails unless this host leads it, in `leader_epoch` (-1 =
+        any).
+        """
         assert self._log is not None
         if topic == OFFSETS_TOPIC:
             writing = self.groups.write_marker(

@@ -69,7 +69,6 @@ def seeds(config: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def listens_for_hosts(config: Mapping[str, str]) -> bool:
-    """Whether this host listens for other hosts."""
     return any(config.get(name) for name in ("cluster.seeds", "controller.listener", "inter.broker.listener"))
 
 
@@ -116,7 +115,7 @@ def _host_listener(
 
 
 def cluster_listeners(config: Mapping[str, str]) -> ClusterListeners | None:
-    """None: this host does not listen for others. Raises ConfigError."""
+    """Returns None if this host does not listen for other hosts. Raises ConfigError."""
     if not listens_for_hosts(config):
         return None
     client_listener = parse_listeners(config)[0]
@@ -143,7 +142,7 @@ def cluster_listeners(config: Mapping[str, str]) -> ClusterListeners | None:
 
 
 def check(config: Mapping[str, str]) -> None:
-    """Checks that depend on several properties. Raises ConfigError."""
+    """Performs the checks that involve several properties. Raises ConfigError."""
     seeds(config)
     listeners = cluster_listeners(config)
     for name, listener in zip(("controller.listener", "inter.broker.listener"), listeners or (), strict=False):

@@ -133,7 +133,7 @@ def _from_file(file: Path) -> dict[str, tuple[str, str]]:
 
 
 def from_environment(environment: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """Property -> (value, where it was set)."""
+    """Returns property -> (value, where it was set)."""
     values = {}
     for variable, value in environment.items():
         if (
@@ -225,8 +225,8 @@ def _resolve(prop: Property, text: str, providers: Providers) -> str:
 
 
 def without_effect(config: Mapping[str, str]) -> list[str]:
-    """Properties set to a non-default value that have no effect: they are logged, so that no
-    operator relies on them.
+    """Returns the properties that have no effect but are set to a non-default value: they are
+    logged, so that no operator relies on them.
     """
     return sorted(
         name
@@ -458,8 +458,8 @@ def topic_effective(broker: Mapping[str, str], topic: Mapping[str, str]) -> dict
 
 
 def arena_bytes(config: Mapping[str, str]) -> tuple[int, int]:
-    """Shared memory of one worker for received data: (the reserved part, the total including the
-    memory for large requests, which is allocated on demand).
+    """Returns the shared memory of one worker for received data: (the reserved part, the total
+    including the memory for large requests, which is allocated on demand).
     """
     reserved = int(config["receive.arena.bytes"])
     large = int(config["large.request.memory.bytes"]) + _LENGTH_WORD_BYTES

@@ -161,8 +161,8 @@ def _check_listener(config: Mapping[str, str], listener: Listener, protocol: str
 
 
 def advertised_listeners(config: Mapping[str, str]) -> dict[str, Listener]:
-    """Listener name -> address announced to clients; for a missing name, the address that the
-    client used.
+    """Returns listener name -> the address announced to clients. A listener that is missing
+    announces the address that the client used.
     """
     advertised: dict[str, Listener] = {}
     for listener in _client_listeners(config, "advertised.listeners"):

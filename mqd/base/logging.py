@@ -35,7 +35,7 @@ MESSAGE_COUNT_MAX = 512
 
 
 def level_name(syslog: int) -> str:
-    """The nearest of our four levels: 0-3 error, 4 warning, 5-6 info, 7 debug."""
+    """Returns the nearest of our four levels: 0-3 error, 4 warning, 5-6 info, 7 debug."""
     return LEVEL_OF_SYSLOG[3 if syslog <= 3 else 4 if syslog == 4 else 6 if syslog <= 6 else 7]
 
 
@@ -126,11 +126,11 @@ class Logger:
         self.log(logging.ERROR, message, fields)
 
     def exception(self, message: str, /, **fields: Any) -> None:
-        """An error with the traceback of the current exception."""
+        """Logs an error with the traceback of the current exception."""
         self.log(logging.ERROR, message, fields, exc_info=sys.exc_info())
 
     def syslog(self, level: int, message: str, /, **fields: Any) -> None:
-        """A line with a syslog level, from the native reactor."""
+        """Logs a line from the native reactor, with a syslog level."""
         self.log(LEVELS[level_name(level)], message, fields)
 
 

@@ -8,8 +8,8 @@ Value = int | float | bool | str | list[str]
 
 
 class ConfigError(ValueError):
-    """A name is unknown or a value is not allowed. The message gives the property, the value, the
-    allowed values and, if known, where it was set.
+    """A name is unknown, or a value is not allowed. The message gives the property, the value, the
+    allowed values and, if known, where the value was set.
     """
 
     def __init__(self, message: str, name: str = "", value: str | None = None):

@@ -30,7 +30,7 @@ Restarts = dict[str, dict[str, int]]
 
 
 def reason(wait_status: int) -> str:
-    """The reason for a status of waitpid()."""
+    """Returns the reason for a restart, from the status that waitpid() returned."""
     code = os.waitstatus_to_exitcode(wait_status)
     if code < 0:
         return _SIGNALS.get(-code, CRASHED)
@@ -45,7 +45,7 @@ def write(run_dir: Path, restarts: Restarts) -> None:
 
 
 def read(run_dir: Path) -> Restarts | None:
-    """None if the file does not exist, or cannot be read (another version of mqd wrote it)."""
+    """Returns None if the file does not exist, or cannot be read (another version of mqd wrote it)."""
     try:
         return msgspec.json.decode((run_dir / FILE).read_bytes(), type=Restarts)
     except (OSError, msgspec.MsgspecError):

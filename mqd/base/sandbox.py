@@ -224,8 +224,8 @@ def _restrict(version: int, opened: Iterable[tuple[int, int]]) -> None:
 
 
 def _open_paths(paths: Iterable[tuple[str, int]]) -> list[tuple[int, int]]:
-    """Descriptors of the existing paths, with their rights. A thread opens them, because a disk may
-    hang, and this process must start anyway.
+    """Returns descriptors of the existing paths, with their rights. A thread opens them, because a
+    disk may hang, and this process must start anyway.
     """
     opened: list[tuple[int, int]] = []
 

@@ -114,7 +114,7 @@ def wake(run_dir: Path) -> None:
 
 
 def timer_process(run_dir: Path) -> tuple[int, int] | None:
-    """(pid, start time in ms since 1970) of the running timer, according to its lock."""
+    """Returns (pid, start time in ms since 1970) of the running timer, according to its lock."""
     try:
         fd = os.open(run_dir / LOCK, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -28,7 +28,7 @@ LOG_TIMEOUT_S = 5.0  # the reader of the log may hang, too
 
 
 def start(loop: asyncio.AbstractEventLoop, role: str, tick_s: float = TICK_S, tick_count: int = TICK_COUNT) -> None:
-    """Runs until the loop is closed. Called in the loop's thread."""
+    """Starts the watchdog, which runs until the loop is closed. Called in the loop's thread."""
     threading.Thread(
         target=_watch, args=(loop, threading.get_ident(), role, tick_s, tick_count), name="watchdog", daemon=True
     ).start()

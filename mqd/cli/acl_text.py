@@ -109,7 +109,7 @@ def resource_text(binding: AclBinding) -> str:
 
 
 def rule_columns(binding: AclBinding) -> tuple[str, str, str, str, str]:
-    """Principal, permission, operation, resource, host."""
+    """Returns the columns: principal, permission, operation, resource, host."""
     word = _OPERATION_WORDS.get(Operation(binding.operation), name_of(Operation, binding.operation))
     permission = name_of(Permission, binding.permission).lower()
     return binding.principal, permission, word, resource_text(binding), binding.host

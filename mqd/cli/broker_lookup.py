@@ -103,7 +103,7 @@ class Cluster:
     def every_coordinator(self, kind: int) -> Iterator[None]:
         """Within this context, the brokers of nodes() include every coordinator: a group or
         transactional id that none of them knows does not exist. Raises CliError if a coordinator is
-        unreachable, at the beginning or at the end, or has moved in between.
+        unreachable at the beginning or at the end, or if one has moved in between.
         """
         before = self._coordinators(kind)
         yield

@@ -46,7 +46,9 @@ class ClusterState:
         return sorted(voter.replica_id for voter in self.quorum.current_voters)
 
     def replicas(self) -> list[dict[str, Any]]:
-        """Voters, then observers; lag in records, -1 if the leader has no data about the replica."""
+        """Returns the voters, then the observers. "lag" is in records; -1 if the leader has no data
+        about the replica.
+        """
         rows = []
         for role, replicas in (("voter", self.quorum.current_voters), ("observer", self.quorum.observers)):
             for replica in sorted(replicas, key=lambda replica: replica.replica_id):
@@ -80,9 +82,9 @@ def ago(timestamp_ms: int, now_ms: int) -> str:
 
 
 class PartitionHealth:
-    """Which partitions lack a leader, and which have replicas that are not in sync. Their names are
-    such as flights-0. `response`: a Metadata response about all topics, if already received. Spares
-    count as in sync (mqd/cli/inspection/spares.py). Raises CliError.
+    """Which partitions, named like flights-0, lack a leader or have replicas that are not in sync.
+    `response`: a Metadata response about all topics, if already received. Spares count as in sync
+    (mqd/cli/inspection/spares.py). Raises CliError.
     """
 
     def __init__(self, settings: Settings, response: Any = None) -> None:

@@ -139,7 +139,7 @@ client_config_option = click.option(
 
 def options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the options -b, --format, --profile and --client-config, which may also come before the
-    verb. The first argument of `function` is a Settings.
+    verb. `function` gets their values as its first argument, a Settings.
     """
 
     @click.option(

@@ -369,7 +369,7 @@ class Commit(msgspec.Struct):
 
 
 def positions(cluster: Cluster, name: str, is_share: bool) -> dict[Partition, Commit]:
-    """Committed offsets; for a share group, its start offsets."""
+    """Returns the committed offsets of the group; for a share group, its start offsets."""
     if not is_share:
         return commits(cluster, name)
     return {
@@ -449,8 +449,8 @@ class Progress(msgspec.Struct):
 
 
 def progress(cluster: Cluster, group: Group) -> list[Progress]:
-    """The progress in every partition for which the group has committed an offset, or that is
-    assigned to a member. A partition of a share group has no single member.
+    """Returns the progress in every partition for which the group has committed an offset, or that
+    is assigned to a member. In a share group, a partition has no single member.
     """
     is_share = group.type == SHARE
     commits_by_partition = positions(cluster, group.group, is_share)

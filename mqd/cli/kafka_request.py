@@ -90,7 +90,9 @@ class Broker:
             self._socket = None
 
     def request(self, api_key: int, request: object, version_max: int = 1 << 15, version_min: int = 0) -> Any:
-        """Uses the newest version that both sides support, from `version_min` to `version_max`."""
+        """Sends the request in the newest version that both sides support, from `version_min` to
+        `version_max`, and returns the response.
+        """
         if self._socket is None:
             self._connect()
         api, supported = KNOWN[api_key], self._versions.get(api_key, (0, -1))

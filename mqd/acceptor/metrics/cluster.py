@@ -13,8 +13,8 @@ from mqd.cluster.metadata.rules.partitions import acks_replicas, configured_min_
 
 
 def partition_counts(metadata: Metadata, node_id: int) -> tuple[int, int, int]:
-    """(partitions without a leader in the whole cluster; partitions led here with a replica out of
-    sync; partitions led here with fewer than min.insync.replicas in sync). Replicas beyond
+    """Returns three numbers of partitions: without a leader, in the whole cluster; led here with a
+    replica out of sync; led here with fewer than min.insync.replicas in sync. Replicas beyond
     acks.replicas (spares) do not count as out of sync while the hosts of all replicas are in
     service.
     """

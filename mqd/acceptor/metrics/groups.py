@@ -87,7 +87,7 @@ def collect(broker: Broker, waiting: Mapping[GroupPartition, WaitingRecord]) -> 
 
 
 def _dead_letters(broker: Broker) -> Iterator[Any]:
-    """Dead letters of the share-partitions that this host leads."""
+    """Yields the metrics of dead letters of the share-partitions that this host leads."""
     written = CounterMetricFamily(
         "mqd_dead_letters", "Dead letters of a share group, written by this host", labels=["group"]
     )

@@ -34,8 +34,8 @@ def groups(broker: Broker) -> list[Group]:
 
 
 def positions(broker: Broker) -> list[Position]:
-    """In order of group, topic and partition. For share groups only those share-partitions whose
-    state this host coordinates.
+    """Returns the positions in order of group, topic and partition; for share groups, only those in
+    share-partitions whose state this host coordinates.
     """
     return sorted([*_committed_positions(broker), *_share_positions(broker)])
 

@@ -177,7 +177,7 @@ class MetricsServer:
         return len(self._clients)
 
     def start(self) -> None:
-        """The thread ends with the process, or by stop()."""
+        """Starts the server's thread. It ends with the process, or after stop()."""
         threading.Thread(target=self._serve, name="metrics", daemon=True).start()
 
     def stop(self) -> None:

@@ -41,7 +41,7 @@ class _UnreadPosition(NamedTuple):
 
 
 class WaitingTimes:
-    """The results for one log directory. Used by one thread at a time."""
+    """The waiting records in one log directory. Used by one thread at a time."""
 
     def __init__(self, broker: Broker, log_dir: int) -> None:
         self._broker, self._log_dir = broker, log_dir
@@ -49,7 +49,7 @@ class WaitingTimes:
         self._round_number = 0
 
     def measure(self) -> dict[GroupPartition, WaitingRecord]:
-        """Blocks until the directory responds."""
+        """Reads timestamps, and returns all results. Blocks until the directory responds."""
         self._round_number += 1
         unread = dict(self._unread())
         results = {

@@ -212,7 +212,7 @@ def parse(text: str) -> Node:
 
 
 def node_count(node: Node) -> int:
-    """Counts without recursion: a chain of AND is as deep as it is long."""
+    """Counts the nodes without recursion: a chain of AND is as deep as it is long."""
     count, pending = 0, [node]
     while pending:
         current = pending.pop()

@@ -309,8 +309,9 @@ def watermarks_waiting_for_flush(samples: Iterable[Sample], unreplicated: frozen
 
 
 def flush_findings(before: Iterable[Sample], after: Iterable[Sample], unreplicated: frozenset[str]) -> list[Finding]:
-    """`before`, `after`: two scrapes of the metrics page, FLUSH_SAMPLE_GAP_S apart. `unreplicated`:
-    partitions with one replica, whose records wait only for this host's disk.
+    """Reports flushes that hang. `before`, `after`: two scrapes of the metrics page,
+    FLUSH_SAMPLE_GAP_S apart. `unreplicated`: partitions with one replica, whose records wait only
+    for this host's disk.
     """
     watermarks_before = watermarks_waiting_for_flush(before, unreplicated)
     stuck = [
@@ -356,8 +357,8 @@ def _key(sample: Sample) -> tuple[str, str, str]:
 
 
 def consumer_findings(before: Iterable[Sample], after: Iterable[Sample]) -> list[Finding]:
-    """`before`, `after`: two scrapes of the metrics page, COMMIT_INTERVAL_S apart: a member that
-    makes progress commits in between.
+    """Reports groups that make no progress. `before`, `after`: two scrapes of the metrics page,
+    COMMIT_INTERVAL_S apart: a member that makes progress commits in between.
     """
     stalled_before, stalled_now = stalled_partitions(before), stalled_partitions(after)
     findings = []

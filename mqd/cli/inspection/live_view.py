@@ -111,8 +111,8 @@ class View(NamedTuple):
 
 
 def rates(before: Mapping[Partition, int], after: Mapping[Partition, int], seconds: float) -> dict[Partition, float]:
-    """Rates of the partitions that are in both samples, and whose offset did not decrease: a
-    recreated topic begins at 0, and a committed offset may have been reset.
+    """Returns the rates of the partitions that are in both samples and whose offset did not
+    decrease: a recreated topic begins at 0, and a committed offset may have been reset.
     """
     return {
         partition: (end - before[partition]) / seconds
@@ -248,8 +248,8 @@ def duration(seconds: float | None) -> str:
 
 
 def render(shown: View, heading: str, height: int | None = None, width: int | None = None) -> list[str]:
-    """Lines, at most `height`, each of at most `width` columns; None: no limit. If there is no
-    room for all rows, each section shows how many it omits.
+    """Returns the lines: at most `height`, each of at most `width` columns; None: no limit. If
+    there is no room for all rows, each section shows how many it omits.
     """
     sections: list[tuple[Sequence[str], list[tuple[Any, ...]]]] = [
         (
