@@ -15,9 +15,9 @@ static uint32_t count_equal_cells(const struct mqd_share_page *page, int64_t off
     return count;
 }
 
-/* Finishes or releases `record_count` offsets of one page whose cells are equal, as `type`
- * requires. */
-static void finish(struct mqd_share *share, struct mqd_share_page *page, int64_t offset, uint32_t record_count,
+/* Finishes or releases, according to `type`, `record_count` offsets of one page whose cells are
+ * equal. */
+static void settle(struct mqd_share *share, struct mqd_share_page *page, int64_t offset, uint32_t record_count,
                    uint8_t type, int64_t now_ms)
 {
     uint64_t cell = page->cells[offset & PAGE_MASK];
@@ -138,7 +138,7 @@ static void apply(struct mqd_share *share, const struct mqd_share_acknowledgemen
         if (type == MQD_SHARE_RENEW)
             renew(share, page, offset, &renewed_row, now_ms);
         else
-            finish(share, page, offset, record_count,
+            settle(share, page, offset, record_count,
                    type == MQD_SHARE_GAP && PLANTED_BUG(share, GAP_LETTER) ? MQD_SHARE_REJECT : type, now_ms);
     }
 }
@@ -178,7 +178,7 @@ uint32_t mqd_share_archive(struct mqd_share *share, int64_t first, int64_t last)
         record_count = count_equal_cells(page, offset, last);
         if (cell_state(cell) != MQD_SHARE_ARCHIVING)
             continue;
-        finish(share, page, offset, record_count, MQD_SHARE_GAP, 0);
+        settle(share, page, offset, record_count, MQD_SHARE_GAP, 0);
         archived += record_count;
     }
     mqd_share_advance(share);
@@ -218,7 +218,7 @@ static uint32_t release_row(struct mqd_share *share, uint32_t index, int64_t now
         if (belongs_to_row && !is_lock)
             make_available(share, page, offset, record_count);
         else if (belongs_to_row || (PLANTED_BUG(share, ANY_ROW) && cell_state(cell) != MQD_SHARE_AVAILABLE))
-            finish(share, page, offset, record_count, MQD_SHARE_RELEASE, now_ms);
+            settle(share, page, offset, record_count, MQD_SHARE_RELEASE, now_ms);
         released += belongs_to_row ? record_count : 0;
         offset += record_count;
     }
@@ -270,7 +270,7 @@ void mqd_share_set_log_start(struct mqd_share *share, int64_t log_start)
     while (share->start < log_start && share->start < share->end) {
         struct mqd_share_page *page = page_of(share, share->start);
         if (page->cells && !cell_finished(page->cells[share->start & PAGE_MASK]))
-            finish(share, page, share->start, 1, MQD_SHARE_GAP, 0);
+            settle(share, page, share->start, 1, MQD_SHARE_GAP, 0);
         mqd_share_advance_one(share);
     }
     if (share->end < log_start) {

@@ -43,7 +43,7 @@ int64_t mqd_share_next_offset(struct mqd_share *share)
     return offset < share->end || may_open_another(share) ? offset : -1;
 }
 
-int64_t mqd_share_acquire_end(const struct mqd_share *share, uint32_t records_max)
+int64_t mqd_share_read_until(const struct mqd_share *share, uint32_t records_max)
 {
     int64_t room = (int64_t)share->settings.open_max - share->open_count;
     if (room > records_max && !share->fifo) /* with FIFO new records may have to wait */

@@ -72,8 +72,8 @@ static inline bool cell_has_row(uint64_t cell)
 {
     return cell_state(cell) == MQD_SHARE_ACQUIRED || cell_state(cell) == MQD_SHARE_DELAYED;
 }
-/* A cell with only the state and count as they are persisted: for an acquired offset, those before
- * its acquisition. */
+/* Returns the cell as it is persisted: only state and count. For an acquired offset these are the
+ * values before its acquisition. */
 static inline uint64_t persisted_cell(uint64_t cell)
 {
     switch (cell_state(cell)) {

@@ -53,11 +53,11 @@ int mqd_share_settings_parse(const uint8_t *bytes, uint32_t size_bytes, struct m
 /* ---- life cycle ---- */
 
 void mqd_share_partition_init(struct mqd_share_partition *partition, struct mqd_share_pool *pool,
-                              const struct mqd_share_name *name, int32_t leader_epoch,
+                              const struct mqd_share_partition_id *id, int32_t leader_epoch,
                               void (*respond)(void *context, struct mqd_share_waiter *waiter, int16_t error),
                               void *context)
 {
-    *partition = (struct mqd_share_partition){.name = *name,
+    *partition = (struct mqd_share_partition){.id = *id,
                                               .pool = pool,
                                               .phase = MQD_SHARE_LOADING,
                                               .leader_epoch = leader_epoch,
@@ -146,7 +146,7 @@ static bool prepare_write(struct mqd_share_partition *partition)
                                     .complete_count = (int32_t)difference.finished_count,
                                     .run_count = difference.run_count};
     partition->body.size_bytes = 0;
-    mqd_share_write_begin(&partition->body, &partition->name, &write);
+    mqd_share_write_begin(&partition->body, &partition->id, &write);
     for (uint32_t i = 0; i < difference.run_count; i++) {
         struct mqd_share_state_run run = {runs[i].first, runs[i].last, runs[i].state, runs[i].count};
         mqd_share_write_run(&partition->body, &run);
@@ -175,9 +175,9 @@ static bool write_is_due(struct mqd_share_partition *partition, int64_t now_ms)
 static void prepare_read(struct mqd_share_partition *partition)
 {
     struct mqd_share_epoch epochs[MQD_SHARE_EPOCH_COUNT_MAX];
-    uint32_t count = partition->log_epochs ? partition->log_epochs(partition->context, partition, epochs) : 0;
+    uint32_t count = partition->get_log_epochs ? partition->get_log_epochs(partition->context, partition, epochs) : 0;
     partition->body.size_bytes = 0;
-    mqd_share_encode_read(&partition->body, &partition->name, partition->leader_epoch, epochs, count);
+    mqd_share_encode_read(&partition->body, &partition->id, partition->leader_epoch, epochs, count);
     partition->in_flight = MQD_SHARE_READ;
 }
 
@@ -297,7 +297,7 @@ void mqd_share_partition_on_response(struct mqd_share_partition *partition, cons
     int settings_bytes = mqd_share_settings_parse(bytes, size_bytes, &settings);
     bool is_valid =
         settings_bytes > 0 && mqd_share_response_parse(bytes + settings_bytes, size_bytes - (uint32_t)settings_bytes,
-                                                       api_key, &partition->name, &response) == 0;
+                                                       api_key, &partition->id, &response) == 0;
     partition->in_flight = 0;
     if (is_valid && is_retriable(response.error)) {
         partition->due_ms = now_ms + partition->backoff_ms;

@@ -1,12 +1,12 @@
 /* One share-partition at its owner: its state (share/state.h) is read from the share coordinator,
  * every change is written to the coordinator, and responses to acknowledgements wait for that
- * write. Pure: no clock (times are arguments), no system call; the owner carries requests and
+ * write. Pure: no clock (times are arguments), no system call; the owner transports requests and
  * responses (docs/design/share-groups.md, sections 2 to 4).
  *
  *   LOADING   a READ is in flight or due
  *   NO_START  the state was read and has no start offset yet: the owner sets it (_set_start)
  *   ACTIVE    `state` is valid; a WRITE may be in flight
- *   FAILED    `error` is the reason; nothing is kept. _restart loads it again
+ *   FAILED    `error` is the reason; the state is freed. _restart loads it again
  *
  * Invariants
  *   P1  one request is in flight at a time; a WRITE is repeated, byte for byte, until its outcome
@@ -60,7 +60,7 @@ struct mqd_share_partition {
 #ifdef MQD_PLANTED_PARTITION
     uint32_t planted_rules; /* broken rules: share/planted_bugs.h */
 #endif
-    struct mqd_share_name name; /* the owner keeps the bytes of the group id */
+    struct mqd_share_partition_id id; /* the owner keeps the bytes of the group id */
     struct mqd_share_pool *pool;
     struct mqd_share_group_settings settings;
     uint8_t phase;
@@ -83,13 +83,13 @@ struct mqd_share_partition {
     /* For a READ: fills `out` with the newest leader epochs of the log and where they begin, at
      * most MQD_SHARE_EPOCH_COUNT_MAX, and returns their number. If this pointer is NULL, the state
      * is not compared with the log. */
-    uint32_t (*log_epochs)(void *context, const struct mqd_share_partition *partition, struct mqd_share_epoch *out);
+    uint32_t (*get_log_epochs)(void *context, const struct mqd_share_partition *partition, struct mqd_share_epoch *out);
     void *context;
 };
 
-/* `name->group_id.bytes` and the pool must outlive the partition. */
+/* `id->group_id.bytes` and the pool must outlive the partition. */
 void mqd_share_partition_init(struct mqd_share_partition *partition, struct mqd_share_pool *pool,
-                              const struct mqd_share_name *name, int32_t leader_epoch,
+                              const struct mqd_share_partition_id *id, int32_t leader_epoch,
                               void (*respond)(void *context, struct mqd_share_waiter *waiter, int16_t error),
                               void *context);
 /* All waiters get `error`; then the partition is FAILED. */

@@ -64,7 +64,7 @@ struct mqd_share_session *mqd_share_session_find_by_number(const struct mqd_shar
                                                            uint64_t number);
 /* Checks whether a request with this epoch may use `session` (NULL = there is none).
  * MQD_SHARE_MAY_OPEN: a ShareFetch, whose epoch 0 opens a session. Returns 0, 122
- * SHARE_SESSION_NOT_FOUND or 123 INVALID_SHARE_SESSION_EPOCH. If it returns 0, the caller calls
+ * SHARE_SESSION_NOT_FOUND or 123 INVALID_SHARE_SESSION_EPOCH. After 0, the caller must call
  * mqd_share_session_advance_epoch. */
 int16_t mqd_share_session_check(const struct mqd_share_session *session, int32_t epoch,
                                 enum mqd_share_session_need need);

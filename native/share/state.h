@@ -163,7 +163,7 @@ int64_t mqd_share_next_key_offset(const struct mqd_share *share);
 
 /* Batches that begin at or above this offset need not be read to acquire `records_max` records now:
  * there are enough new offsets below it, or as many as may be opened (S7). */
-int64_t mqd_share_acquire_end(const struct mqd_share *share, uint32_t records_max);
+int64_t mqd_share_read_until(const struct mqd_share *share, uint32_t records_max);
 
 struct mqd_share_record {
     int32_t delta; /* its offset minus the batch's `first` */

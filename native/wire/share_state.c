@@ -10,13 +10,13 @@
 
 /* ---- requests ---- */
 
-static void put_head(struct mqd_buffer *buffer, const struct mqd_share_name *name)
+static void put_head(struct mqd_buffer *buffer, const struct mqd_share_partition_id *id)
 {
-    mqd_put_text(buffer, true, name->group_id);
+    mqd_put_text(buffer, true, id->group_id);
     mqd_put_count(buffer, true, 1);
-    mqd_put_bytes(buffer, name->topic_id, sizeof name->topic_id);
+    mqd_put_bytes(buffer, id->topic_id, sizeof id->topic_id);
     mqd_put_count(buffer, true, 1);
-    mqd_put_i32(buffer, name->partition_index);
+    mqd_put_i32(buffer, id->partition_index);
 }
 
 /* Appends the empty tagged fields of the partition, the topic and the body. */
@@ -34,10 +34,10 @@ static uint32_t varint_bytes(uint32_t value)
     return count;
 }
 
-void mqd_share_encode_read(struct mqd_buffer *buffer, const struct mqd_share_name *name, int32_t leader_epoch,
+void mqd_share_encode_read(struct mqd_buffer *buffer, const struct mqd_share_partition_id *id, int32_t leader_epoch,
                            const struct mqd_share_epoch *epochs, uint32_t epoch_count)
 {
-    put_head(buffer, name);
+    put_head(buffer, id);
     mqd_put_i32(buffer, leader_epoch);
     if (!epoch_count) {
         put_tail(buffer);
@@ -56,10 +56,10 @@ void mqd_share_encode_read(struct mqd_buffer *buffer, const struct mqd_share_nam
         mqd_put_no_tags(buffer, true);
 }
 
-void mqd_share_write_begin(struct mqd_buffer *buffer, const struct mqd_share_name *name,
+void mqd_share_write_begin(struct mqd_buffer *buffer, const struct mqd_share_partition_id *id,
                            const struct mqd_share_write *write)
 {
-    put_head(buffer, name);
+    put_head(buffer, id);
     mqd_put_i32(buffer, write->state_epoch);
     mqd_put_i32(buffer, write->leader_epoch);
     mqd_put_i64(buffer, write->start);
@@ -102,7 +102,7 @@ static int take_run(struct mqd_byte_cursor *cursor, struct mqd_share_state_run *
     return mqd_skip_tags(cursor, true);
 }
 
-static int take_head(struct mqd_byte_cursor *cursor, const struct mqd_share_name *name)
+static int take_head(struct mqd_byte_cursor *cursor, const struct mqd_share_partition_id *id)
 {
     struct mqd_topic_key topic;
     int32_t partition_index;
@@ -110,18 +110,18 @@ static int take_head(struct mqd_byte_cursor *cursor, const struct mqd_share_name
         take_count_of_one(cursor, "partitions", PARTITION_BYTES_MIN) ||
         mqd_take_i32(cursor, "partition", &partition_index))
         return -1;
-    if (memcmp(topic.topic_id, name->topic_id, sizeof name->topic_id) != 0 || partition_index != name->partition_index)
+    if (memcmp(topic.topic_id, id->topic_id, sizeof id->topic_id) != 0 || partition_index != id->partition_index)
         return mqd_wire_wrong(cursor, "partition", "that of another share-partition:", partition_index);
     return 0;
 }
 
-int mqd_share_response_parse(const uint8_t *body, uint32_t size_bytes, int api_key, const struct mqd_share_name *name,
-                             struct mqd_share_response *out)
+int mqd_share_response_parse(const uint8_t *body, uint32_t size_bytes, int api_key,
+                             const struct mqd_share_partition_id *id, struct mqd_share_response *out)
 {
     struct mqd_byte_cursor cursor = mqd_cursor_over(body, size_bytes);
     struct mqd_text message;
     *out = (struct mqd_share_response){0};
-    if (take_head(&cursor, name) || mqd_take_i16(&cursor, "error_code", &out->error) ||
+    if (take_head(&cursor, id) || mqd_take_i16(&cursor, "error_code", &out->error) ||
         mqd_take_text(&cursor, true, true, "error_message", &message))
         return -1;
     if (api_key == MQD_SHARE_READ) {

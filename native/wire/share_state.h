@@ -20,7 +20,7 @@
 #define MQD_SHARE_READ 84
 #define MQD_SHARE_WRITE 85
 
-struct mqd_share_name {
+struct mqd_share_partition_id {
     struct mqd_text group_id;
     uint8_t topic_id[16];
     int32_t partition_index;
@@ -40,17 +40,17 @@ struct mqd_share_epoch {
 #define MQD_SHARE_EPOCHS_TAG 9100
 
 /* Appends a READ request. Without epochs the state is not compared with the log. */
-void mqd_share_encode_read(struct mqd_buffer *buffer, const struct mqd_share_name *name, int32_t leader_epoch,
+void mqd_share_encode_read(struct mqd_buffer *buffer, const struct mqd_share_partition_id *id, int32_t leader_epoch,
                            const struct mqd_share_epoch *epochs, uint32_t epoch_count);
 
 struct mqd_share_write {
     int32_t state_epoch, leader_epoch;
     int64_t start;
-    int32_t complete_count;
+    int32_t complete_count; /* finished offsets at or above the start (KIP-1226) */
     uint32_t run_count;
 };
 /* Appends a WRITE request: _begin, then _run for each run, then _end. */
-void mqd_share_write_begin(struct mqd_buffer *buffer, const struct mqd_share_name *name,
+void mqd_share_write_begin(struct mqd_buffer *buffer, const struct mqd_share_partition_id *id,
                            const struct mqd_share_write *write);
 void mqd_share_write_run(struct mqd_buffer *buffer, const struct mqd_share_state_run *run);
 void mqd_share_write_end(struct mqd_buffer *buffer);
@@ -63,8 +63,8 @@ struct mqd_share_response {
     int32_t run_count; /* runs that mqd_share_response_run has not taken yet */
 };
 /* -1: the body or one of its runs is malformed, or it names another share-partition. */
-int mqd_share_response_parse(const uint8_t *body, uint32_t size_bytes, int api_key, const struct mqd_share_name *name,
-                             struct mqd_share_response *out);
+int mqd_share_response_parse(const uint8_t *body, uint32_t size_bytes, int api_key,
+                             const struct mqd_share_partition_id *id, struct mqd_share_response *out);
 int mqd_share_response_run(struct mqd_share_response *response, struct mqd_share_state_run *out);
 
 #endif

@@ -43,9 +43,9 @@ static void end_search(struct search *s)
 /* The reader finds the log's files by this path. */
 static void ensure_log_path(struct search *s)
 {
-    const struct mqd_topic *topic = mqd_topics_find_by_id(&s->r->topics, s->owned->partition.name.topic_id);
+    const struct mqd_topic *topic = mqd_topics_find_by_id(&s->r->topics, s->owned->partition.id.topic_id);
     if (topic)
-        mqd_fetch_ensure_path(s->r, topic, s->owned->partition.name.partition_index, s->slot);
+        mqd_fetch_ensure_path(s->r, topic, s->owned->partition.id.partition_index, s->slot);
 }
 
 /* Sets s->range to whole batches, beginning with the one that holds s->from_offset; size_bytes is 0
@@ -157,19 +157,19 @@ static void add_batch(struct search *s, const struct mqd_batch *batch, uint32_t 
     s->batch_positions[s->batch_count] = position + (uint32_t)batch->size_bytes;
 }
 
-/* Reads the headers of the range's batches up to mqd_share_acquire_end, but at least one header.
+/* Reads the headers of the range's batches up to mqd_share_read_until, but at least one header.
  * Returns false if the file cannot be read, or is damaged. */
 static bool read_headers(struct search *s)
 {
     uint8_t *chunk = s->r->shares->chunk;
     int fd = mqd_segment_ref_fd(s->range.segment);
     uint64_t at = s->range.position, end = at + s->range.size_bytes, chunk_at = 0, chunk_end = 0;
-    int64_t acquire_end = mqd_share_acquire_end(&s->owned->partition.state, s->request->records_max);
+    int64_t read_until = mqd_share_read_until(&s->owned->partition.state, s->request->records_max);
     uint32_t last_bytes = 0;
     struct mqd_batch batch;
     s->batch_count = 0;
     while (at + MQD_BATCH_HEADER_BYTES <= end && s->batch_count < MQD_SHARE_BATCHES_PER_RANGE &&
-           (!s->batch_count || s->batches[s->batch_count - 1].last + 1 < acquire_end)) {
+           (!s->batch_count || s->batches[s->batch_count - 1].last + 1 < read_until)) {
         if (at < chunk_at || at + MQD_BATCH_HEADER_BYTES > chunk_end) {
             uint64_t chunk_bytes =
                 last_bytes && last_bytes < LARGE_BATCH_BYTES ? MQD_SHARE_CHUNK_BYTES : MQD_BATCH_HEADER_BYTES;
@@ -183,7 +183,7 @@ static bool read_headers(struct search *s)
             (uint64_t)batch.size_bytes > end - at ||
             (s->batch_count && batch.base_offset <= s->batches[s->batch_count - 1].last))
             return false;
-        if (s->batch_count && batch.base_offset >= acquire_end)
+        if (s->batch_count && batch.base_offset >= read_until)
             break;
         add_batch(s, &batch, (uint32_t)at);
         last_bytes = (uint32_t)batch.size_bytes;

@@ -26,9 +26,9 @@ static struct mqd_share_owned *find(const struct mqd_shares *shares, const struc
     uint64_t hash = hash_of(slot, group, request->group_bytes);
     struct mqd_share_owned *owned = shares->buckets[hash % MQD_SHARE_OWNED_BUCKET_COUNT];
     while (owned && (owned->hash != hash || owned->slot != slot ||
-                     owned->partition.name.group_id.size_bytes != request->group_bytes ||
+                     owned->partition.id.group_id.size_bytes != request->group_bytes ||
                      memcmp(owned->group, group, request->group_bytes) != 0 ||
-                     memcmp(owned->partition.name.topic_id, request->topic_id, 16) != 0))
+                     memcmp(owned->partition.id.topic_id, request->topic_id, 16) != 0))
         owned = owned->next;
     return owned;
 }
@@ -56,7 +56,7 @@ static void on_persisted(void *context, struct mqd_share_waiter *waiter, int16_t
 }
 
 /* callback of struct mqd_share_partition */
-static uint32_t log_epochs(void *context, const struct mqd_share_partition *partition, struct mqd_share_epoch *out)
+static uint32_t get_log_epochs(void *context, const struct mqd_share_partition *partition, struct mqd_share_epoch *out)
 {
     const struct mqd_reactor *r = context;
     const struct mqd_owned *led = r->owned[MQD_CONTAINER(partition, struct mqd_share_owned, partition)->slot];
@@ -88,12 +88,12 @@ static struct mqd_share_owned *create(struct mqd_reactor *r, const struct mqd_sh
     owned->slot = slot;
     owned->body_offset = -1;
     owned->index = shares->owned_free_from;
-    struct mqd_share_name name = {.group_id = {owned->group, request->group_bytes},
-                                  .partition_index = request->partition_index};
-    memcpy(name.topic_id, request->topic_id, sizeof name.topic_id);
-    mqd_share_partition_init(&owned->partition, &shares->pool, &name,
+    struct mqd_share_partition_id id = {.group_id = {owned->group, request->group_bytes},
+                                        .partition_index = request->partition_index};
+    memcpy(id.topic_id, request->topic_id, sizeof id.topic_id);
+    mqd_share_partition_init(&owned->partition, &shares->pool, &id,
                              mqd_partition_leader_epoch(r->owned[slot]->partition), on_persisted, r);
-    owned->partition.log_epochs = log_epochs;
+    owned->partition.get_log_epochs = get_log_epochs;
     mqd_list_init(&owned->touched_node);
     shares->owned[owned->index] = owned;
     shares->owned_count++;
@@ -151,7 +151,7 @@ static void check_leadership(struct mqd_reactor *r, struct mqd_share_owned *owne
 {
     struct mqd_share_partition *partition = &owned->partition;
     const struct mqd_owned *led_here =
-        led_partition(r, owned->slot, partition->name.topic_id, partition->name.partition_index);
+        led_partition(r, owned->slot, partition->id.topic_id, partition->id.partition_index);
     int32_t epoch = led_here ? mqd_partition_leader_epoch(led_here->partition) : -1;
     if (led_here && epoch == partition->leader_epoch)
         return;
@@ -217,7 +217,7 @@ void mqd_share_on_state_response(struct mqd_reactor *r, const struct mqd_descrip
                                         in_arena ? descriptor->size_bytes : 0, r->now_ms);
         if (partition->phase == MQD_SHARE_FAILED && phase != MQD_SHARE_FAILED)
             mqd_log(r, 4, 0, owned->slot, "the state of share group %.*s was refused by its coordinator: error %d",
-                    (int)partition->name.group_id.size_bytes, (const char *)owned->group, partition->error);
+                    (int)partition->id.group_id.size_bytes, (const char *)owned->group, partition->error);
         if (partition->phase != phase || partition->verify_pending != verify_pending)
             mqd_owner_wake_slot(r, owned->slot);
         touch(shares, owned);

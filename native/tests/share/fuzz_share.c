@@ -26,7 +26,8 @@
 #define RECORDS_MAX 256
 #define RUNS_MAX 16
 
-static const struct mqd_share_name name = {.group_id = {(const uint8_t *)"jobs", 4}, .partition_index = 3};
+static const struct mqd_share_partition_id partition_id = {.group_id = {(const uint8_t *)"jobs", 4},
+                                                           .partition_index = 3};
 
 struct input {
     const uint8_t *at, *end;
@@ -169,7 +170,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (!memory)
         memory = aligned_alloc(64, POOL_BYTES);
     mqd_share_pool_init(&w.pool, memory, POOL_BYTES);
-    mqd_share_partition_init(&w.partition, &w.pool, &name, 1, respond, &w);
+    mqd_share_partition_init(&w.partition, &w.pool, &partition_id, 1, respond, &w);
     ALWAYS(mqd_share_partition_next_request(&w.partition, 0) == MQD_SHARE_READ);
     uint32_t first = byte_of(&in);
     first |= (uint32_t)byte_of(&in) << 8;

@@ -21,15 +21,16 @@ struct coordinator {
 };
 
 static const uint8_t settings_bytes[MQD_SHARE_SETTINGS_BYTES] = {[0] = 100, [4] = 5, [8] = 40};
-static const struct mqd_share_name name = {.group_id = {(const uint8_t *)"jobs", 4}, .partition_index = 3};
+static const struct mqd_share_partition_id partition_id = {.group_id = {(const uint8_t *)"jobs", 4},
+                                                           .partition_index = 3};
 
 static void put_head(struct mqd_buffer *out, int16_t error)
 {
     mqd_put_bytes(out, settings_bytes, sizeof settings_bytes);
     mqd_put_count(out, true, 1);
-    mqd_put_bytes(out, name.topic_id, 16);
+    mqd_put_bytes(out, partition_id.topic_id, 16);
     mqd_put_count(out, true, 1);
-    mqd_put_i32(out, name.partition_index);
+    mqd_put_i32(out, partition_id.partition_index);
     mqd_put_i16(out, error);
     mqd_put_c_string(out, true, error ? "refused" : NULL);
 }
@@ -136,7 +137,7 @@ static void on_answer(void *context, struct mqd_share_waiter *waiter, int16_t er
 static void owner_load(struct owner *o, uint32_t planted)
 {
     mqd_share_pool_init(&o->pool, o->memory, (uint64_t)BLOCKS * MQD_SHARE_BLOCK_BYTES);
-    mqd_share_partition_init(&o->partition, &o->pool, &name, 0, on_answer, o);
+    mqd_share_partition_init(&o->partition, &o->pool, &partition_id, 0, on_answer, o);
     o->partition.planted_rules = planted;
 }
 
@@ -225,7 +226,7 @@ TEST(a_read_contains_where_the_leader_epochs_of_the_log_begin)
         0,    0,    0,    3,          0,     0, 0, 0, 0, 0, 0,    10,   0, /* epoch, start, no tags */
         0x7f, 0xff, 0xff, 0xff,       0,     0, 0, 0, 0, 0, 0x12, 0x34, 0, 0, 0};
     struct owner *o = owner_of(0, 0);
-    o->partition.log_epochs = two_epochs;
+    o->partition.get_log_epochs = two_epochs;
     CHECK_EQUAL(mqd_share_partition_next_request(&o->partition, o->now_ms), MQD_SHARE_READ);
     const struct mqd_buffer *body = &o->partition.body;
     CHECK_EQUAL(memcmp(body->bytes + body->size_bytes - sizeof tail, tail, sizeof tail), 0);
@@ -377,14 +378,14 @@ TEST(malformed_responses_are_refused)
     answer_to(&o->coordinator, MQD_SHARE_READ, NULL, &o->answer);
     const uint8_t *body = o->answer.bytes + MQD_SHARE_SETTINGS_BYTES;
     uint32_t size_bytes = o->answer.size_bytes - MQD_SHARE_SETTINGS_BYTES;
-    CHECK_EQUAL(mqd_share_response_parse(body, size_bytes, MQD_SHARE_READ, &name, &answer), 0);
+    CHECK_EQUAL(mqd_share_response_parse(body, size_bytes, MQD_SHARE_READ, &partition_id, &answer), 0);
     for (uint32_t cut = 0; cut < size_bytes; cut++) {
         uint8_t *copy = malloc(cut ? cut : 1); /* of exactly its size, so that a read beyond it is detected */
         memcpy(copy, body, cut);
-        CHECK_EQUAL(mqd_share_response_parse(copy, cut, MQD_SHARE_READ, &name, &answer), -1);
+        CHECK_EQUAL(mqd_share_response_parse(copy, cut, MQD_SHARE_READ, &partition_id, &answer), -1);
         free(copy);
     }
-    struct mqd_share_name other = name;
+    struct mqd_share_partition_id other = partition_id;
     other.partition_index++;
     CHECK_EQUAL(mqd_share_response_parse(body, size_bytes, MQD_SHARE_READ, &other, &answer), -1);
     CHECK_EQUAL(mqd_share_partition_next_request(&o->partition, o->now_ms), MQD_SHARE_READ);

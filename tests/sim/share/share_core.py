@@ -97,7 +97,7 @@ class Share:
         return lib.mqd_share_next_key_offset(self.native)
 
     def reach(self, records_max: int) -> int:
-        return lib.mqd_share_acquire_end(self.native, records_max)
+        return lib.mqd_share_read_until(self.native, records_max)
 
     def next(self) -> int:
         return lib.mqd_share_next_offset(self.native)
