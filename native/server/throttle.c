@@ -163,7 +163,7 @@ static int64_t debt_ns(struct mqd_reactor *r, struct mqd_connection *c)
     for (uint32_t kind = 0; kind < MQD_QUOTA_KIND_COUNT; kind++) {
         if (!(c->quota_kinds >> kind & 1) || !c->quota.interval[kind])
             continue;
-        int64_t kind_ns = mqd_quota_debt_ns(r->options.control, c->quota.bucket[kind], (enum mqd_quota_kind)kind,
+        int64_t kind_ns = mqd_quota_debt_ns(r->options.control, c->quota.bucket_key[kind], (enum mqd_quota_kind)kind,
                                             mqd_quota_limits_burst_ns(r->quota_limits, kind), r->now_ns);
         largest_ns = kind_ns > largest_ns ? kind_ns : largest_ns;
     }
@@ -208,8 +208,8 @@ void mqd_throttle_charge_slow(struct mqd_reactor *r, struct mqd_connection *c, u
     if (!c || c->fd < 0 || !c->quota.interval[kind] || c->quota_version != r->quota_version)
         return;
     mute(r, c,
-         mqd_quota_charge(r->options.control, c->quota.bucket[kind], (enum mqd_quota_kind)kind, c->quota.interval[kind],
-                          units, mqd_quota_limits_burst_ns(r->quota_limits, kind), r->now_ns));
+         mqd_quota_charge(r->options.control, c->quota.bucket_key[kind], (enum mqd_quota_kind)kind,
+                          c->quota.interval[kind], units, mqd_quota_limits_burst_ns(r->quota_limits, kind), r->now_ns));
 }
 
 bool mqd_throttle_admit_slow(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *frame, uint32_t size_bytes)

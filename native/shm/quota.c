@@ -195,7 +195,7 @@ void mqd_quota_match(const struct mqd_quota_limits *limits, uint64_t user_key, u
             if (!(unmatched_kinds >> kind & 1) || !rule->interval[kind])
                 continue;
             match->interval[kind] = rule->interval[kind];
-            match->bucket[kind] = bucket_key(level, user_key, client_key);
+            match->bucket_key[kind] = bucket_key(level, user_key, client_key);
             unmatched_kinds &= ~(1u << kind);
         }
     }
@@ -293,6 +293,6 @@ int64_t mqd_quota_charge_client(void *control, const struct mqd_quota_limits *li
         return 0;
     struct mqd_quota_match match;
     mqd_quota_match(limits, user_key, client_key, &match);
-    return mqd_quota_charge(control, match.bucket[kind], kind, match.interval[kind], units,
+    return mqd_quota_charge(control, match.bucket_key[kind], kind, match.interval[kind], units,
                             limits->rules.burst_ns[kind], now_ns);
 }

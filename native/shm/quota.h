@@ -73,8 +73,8 @@ int64_t mqd_quota_limits_burst_ns(const struct mqd_quota_limits *limits, uint32_
 
 /* The limits of one client, by kind. */
 struct mqd_quota_match {
-    uint64_t interval[MQD_QUOTA_KIND_COUNT]; /* 0 = no limit */
-    uint64_t bucket[MQD_QUOTA_KIND_COUNT];   /* key of the bucket to charge */
+    uint64_t interval[MQD_QUOTA_KIND_COUNT];   /* 0 = no limit */
+    uint64_t bucket_key[MQD_QUOTA_KIND_COUNT]; /* of the bucket to charge */
 };
 void mqd_quota_match(const struct mqd_quota_limits *limits, uint64_t user_key, uint64_t client_key,
                      struct mqd_quota_match *match);

@@ -154,8 +154,8 @@ TEST(the_rule_decides_which_clients_share_a_bucket)
         mqd_quota_match(limits, alice, loader, &one);
         mqd_quota_match(limits, alice, reader, &own);
         mqd_quota_match(limits, bob, loader, &other);
-        CHECK_EQUAL(one.bucket[0] == own.bucket[0], shares[level].own_clients);
-        CHECK_EQUAL(one.bucket[0] == other.bucket[0], shares[level].same_client);
+        CHECK_EQUAL(one.bucket_key[0] == own.bucket_key[0], shares[level].own_clients);
+        CHECK_EQUAL(one.bucket_key[0] == other.bucket_key[0], shares[level].same_client);
     }
     /* a user's name that is a client id shares nothing with it */
     struct mqd_quota_match user, client;
@@ -167,7 +167,7 @@ TEST(the_rule_decides_which_clients_share_a_bucket)
     CHECK_EQUAL(mqd_quota_publish(control, &of_client, 1, BURST_NS), 0);
     mqd_quota_refresh(control, limits);
     mqd_quota_match(limits, alice, name_key(control, "x"), &client);
-    CHECK(user.bucket[0] && client.bucket[0] && user.bucket[0] != client.bucket[0]);
+    CHECK(user.bucket_key[0] && client.bucket_key[0] && user.bucket_key[0] != client.bucket_key[0]);
     mqd_quota_limits_close(limits);
     free(control);
 }
