@@ -16,9 +16,9 @@
  *   57  int32   record_count
  *   61          records, perhaps compressed; never parsed here
  *
- * Source: Kafka's protocol guide, "Record Batch"; KIP-98. The checks refuse what Kafka's broker
- * refuses from clients, as far as the header shows. The bytes come from a peer: nothing is read
- * before its length is checked.
+ * Source: Kafka's protocol guide, "Record Batch"; KIP-98. The checks refuse every batch that
+ * Kafka's broker would refuse from a client because of its header. The bytes come from a peer:
+ * nothing is read before its length is checked.
  */
 #include "base/big_endian.h"
 #include "base/error.h"

@@ -34,7 +34,8 @@ static uint32_t topic_bytes_min(int16_t version)
     return uses_topic_ids(version) ? 16 + 1 + 1 : is_flexible(version) ? 1 + 1 + 1 : 2 + 4;
 }
 
-/* Whether the batch, as far as it has arrived, is of format 2 and not transactional. */
+/* False if the bytes that have arrived show that the batch is not of format 2, or is
+ * transactional. */
 static inline bool is_plain(const struct mqd_produce_partition *partition)
 {
     const uint8_t *batch = partition->records;

@@ -47,7 +47,7 @@ struct mqd_topic_key {
     bool by_id;
 };
 
-/* -- Produce 0..13; 0..2 carry message sets older than magic 2, parsed so that each partition can
+/* -- Produce 0..13; 0..2 contain message sets older than magic 2, parsed so that each partition can
  * be answered (43 UNSUPPORTED_FOR_MESSAGE_FORMAT) -- */
 struct mqd_produce_request {
     struct mqd_byte_cursor cursor;
