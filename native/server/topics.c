@@ -158,7 +158,7 @@ const struct mqd_broker_address *mqd_topics_broker(const struct mqd_topics *topi
     return topics->broker_count ? bsearch(&key, topics->brokers, topics->broker_count, sizeof key, by_node_id) : NULL;
 }
 
-bool mqd_topics_led_elsewhere(const struct mqd_topics *topics, const struct mqd_topic_partition *partition)
+bool mqd_topics_is_led_elsewhere(const struct mqd_topics *topics, const struct mqd_topic_partition *partition)
 {
     return topics->broker_count && partition->leader != MQD_LEADER_HERE && partition->leader != topics->node_id;
 }
@@ -170,7 +170,7 @@ bool mqd_topics_current_leader(const struct mqd_topics *topics, const struct mqd
         return false;
     const struct mqd_topic_partition *partition = &topic->partitions[partition_index];
     const struct mqd_broker_address *broker =
-        mqd_topics_led_elsewhere(topics, partition) ? mqd_topics_broker(topics, partition->leader) : NULL;
+        mqd_topics_is_led_elsewhere(topics, partition) ? mqd_topics_broker(topics, partition->leader) : NULL;
     if (!broker)
         return false;
     uint32_t at = 0;

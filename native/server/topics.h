@@ -37,7 +37,7 @@ struct mqd_topics {
     int32_t node_id; /* this host's; valid when brokers are known */
     uint32_t broker_count;
     uint64_t last_serial;               /* given to the topic added last */
-    struct mqd_broker_address *brokers; /* brokers to which clients may be directed, by node id */
+    struct mqd_broker_address *brokers; /* brokers to which clients may be directed, in the order of node ids */
     struct mqd_topic *by_name[MQD_TOPIC_BUCKET_COUNT];
     struct mqd_topic *by_id[MQD_TOPIC_BUCKET_COUNT];
 };
@@ -53,7 +53,7 @@ void mqd_topics_clear(struct mqd_topics *topics);
 void mqd_topics_put_brokers(struct mqd_topics *topics, int32_t node_id, struct mqd_broker_address *brokers,
                             uint32_t count);
 /* Whether another host leads the partition, according to the metadata. */
-bool mqd_topics_led_elsewhere(const struct mqd_topics *topics, const struct mqd_topic_partition *partition);
+bool mqd_topics_is_led_elsewhere(const struct mqd_topics *topics, const struct mqd_topic_partition *partition);
 /* NULL: not known, or clients may not be directed there */
 const struct mqd_broker_address *mqd_topics_broker(const struct mqd_topics *topics, int32_t node_id);
 

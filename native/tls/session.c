@@ -405,7 +405,7 @@ ssize_t mqd_tls_read(struct mqd_tls *tls, uint8_t *bytes, uint32_t size_bytes, b
     return total;
 }
 
-uint32_t mqd_tls_unsent(const struct mqd_tls *tls)
+uint32_t mqd_tls_unsent_bytes(const struct mqd_tls *tls)
 {
     return tls->out_bytes - tls->out_sent;
 }
@@ -421,8 +421,8 @@ static void out_drop(struct mqd_tls *tls)
 
 int mqd_tls_flush(struct mqd_tls *tls)
 {
-    while (mqd_tls_unsent(tls)) {
-        ssize_t n = send(tls->fd, tls->out + tls->out_sent, mqd_tls_unsent(tls), MSG_NOSIGNAL | MSG_DONTWAIT);
+    while (mqd_tls_unsent_bytes(tls)) {
+        ssize_t n = send(tls->fd, tls->out + tls->out_sent, mqd_tls_unsent_bytes(tls), MSG_NOSIGNAL | MSG_DONTWAIT);
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0)
@@ -436,7 +436,7 @@ int mqd_tls_flush(struct mqd_tls *tls)
 /* Moves the bytes that the socket did not take from the caller's memory to the session's. */
 static int out_keep_unsent(struct mqd_tls *tls)
 {
-    uint32_t unsent = mqd_tls_unsent(tls);
+    uint32_t unsent = mqd_tls_unsent_bytes(tls);
     if (!tls->out_is_borrowed)
         return 0;
     uint8_t *kept_bytes = unsent ? malloc(unsent) : NULL;
@@ -476,7 +476,7 @@ static void renew_key(struct mqd_tls *tls, uint32_t record_count)
 
 int mqd_tls_write(struct mqd_tls *tls, const uint8_t *bytes, uint32_t size_bytes, uint8_t *scratch)
 {
-    MQD_ASSERT(!mqd_tls_unsent(tls), "bytes are still unsent when more must be encrypted");
+    MQD_ASSERT(!mqd_tls_unsent_bytes(tls), "bytes are still unsent when more must be encrypted");
     out_borrow(tls, scratch, MQD_TLS_SCRATCH_BYTES);
     renew_key(tls, (size_bytes + RECORD_BYTES_MAX - 1) / RECORD_BYTES_MAX);
     openssl.ERR_clear_error();
@@ -500,9 +500,9 @@ void mqd_tls_close(struct mqd_tls *tls)
     uint8_t scratch[256];
     if (!tls->established)
         return;
-    if (mqd_tls_unsent(tls)) /* for example an alert, which tells the peer the cause */
+    if (mqd_tls_unsent_bytes(tls)) /* for example an alert, which tells the peer the cause */
         mqd_tls_flush(tls);
-    if (tls->ended || mqd_tls_unsent(tls))
+    if (tls->ended || mqd_tls_unsent_bytes(tls))
         return;
     out_drop(tls);
     out_borrow(tls, scratch, sizeof scratch);

@@ -73,7 +73,7 @@ ssize_t mqd_tls_read(struct mqd_tls *tls, uint8_t *bytes, uint32_t size_bytes, b
 int mqd_tls_write(struct mqd_tls *tls, const uint8_t *bytes, uint32_t size_bytes, uint8_t *scratch);
 /* Sends the unsent bytes. Returns 1 if none are left, 0 if the socket is full, or -1 (errno). */
 int mqd_tls_flush(struct mqd_tls *tls);
-uint32_t mqd_tls_unsent(const struct mqd_tls *tls);
+uint32_t mqd_tls_unsent_bytes(const struct mqd_tls *tls);
 /* Sends close_notify, if that is possible without waiting. */
 void mqd_tls_close(struct mqd_tls *tls);
 

@@ -187,7 +187,7 @@ int16_t mqd_fetch_entry_check_and_record(struct mqd_reactor *r, struct mqd_fetch
         /* a local client would read the base topic's files; after this error it fetches over TCP */
         return MQD_KAFKA_REPLICA_NOT_AVAILABLE;
     bool led_elsewhere =
-        entry->set->is_local && mqd_topics_led_elsewhere(&r->topics, &topic->partitions[entry->partition_index]);
+        entry->set->is_local && mqd_topics_is_led_elsewhere(&r->topics, &topic->partitions[entry->partition_index]);
     if (*slot_index == MQD_SLOT_NONE)
         return led_elsewhere ? MQD_KAFKA_REPLICA_NOT_AVAILABLE : MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
     if (entry->set->replica_id >= 0)

@@ -23,7 +23,7 @@ static bool led_by_another_host(struct mqd_reactor *r, const struct mqd_connecti
 {
     return c->local && r->topics.broker_count && topic && partition_index >= 0 &&
            (uint32_t)partition_index < topic->partition_count &&
-           mqd_topics_led_elsewhere(&r->topics, &topic->partitions[partition_index]);
+           mqd_topics_is_led_elsewhere(&r->topics, &topic->partitions[partition_index]);
 }
 
 /* Whether the response must wait for a flush, which is then described in *flush. */
@@ -107,7 +107,7 @@ static void encode_partition(struct mqd_reactor *r, int16_t version, int8_t isol
                (uint32_t)requested->partition_index >= topic->partition_count) {
         error = MQD_KAFKA_UNKNOWN_TOPIC_OR_PARTITION;
     } else if (topic->slots[requested->partition_index] == MQD_SLOT_NONE ||
-               mqd_topics_led_elsewhere(&r->topics, &topic->partitions[requested->partition_index])) {
+               mqd_topics_is_led_elsewhere(&r->topics, &topic->partitions[requested->partition_index])) {
         error = MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
     } else {
         struct mqd_partition_slot *slot =

@@ -39,7 +39,7 @@ static int16_t find_slot(struct mqd_reactor *r, const struct mqd_connection *c, 
     if ((*topic)->view)
         return MQD_KAFKA_REPLICA_NOT_AVAILABLE; /* the base topic's files have records that the view must not return */
     *slot_index = (*topic)->slots[query->partition_index];
-    bool led_elsewhere = mqd_topics_led_elsewhere(&r->topics, &(*topic)->partitions[query->partition_index]);
+    bool led_elsewhere = mqd_topics_is_led_elsewhere(&r->topics, &(*topic)->partitions[query->partition_index]);
     if (*slot_index == MQD_SLOT_NONE)
         return led_elsewhere ? MQD_KAFKA_REPLICA_NOT_AVAILABLE : MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
     struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, *slot_index);

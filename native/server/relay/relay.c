@@ -293,7 +293,7 @@ bool mqd_relay_append(struct mqd_reactor *r, struct mqd_append *append, const st
 {
     const struct mqd_topic_partition *metadata = &topic->partitions[append->partition_index];
     const struct mqd_produce_request *produce = r->producing;
-    if (!mqd_topics_led_elsewhere(&r->topics, metadata) || metadata->leader < 0)
+    if (!mqd_topics_is_led_elsewhere(&r->topics, metadata) || metadata->leader < 0)
         return false;
     if (__builtin_expect(mqd_subject_is_stale(r), 0)) { /* the leader checks no rights (S5) */
         mqd_relay_complete_append(
@@ -363,7 +363,7 @@ static const char *take_socket(struct mqd_reactor *r, struct mqd_relay *relay, c
     relay->socket = (struct mqd_outgoing){.fd = fd, .readable = 1, .writable = 1};
     bool watched = mqd_poll_add(r->poll, fd, poll_token(relay)) == 0;
     if (!watched ||
-        (command->relay->tls && mqd_outgoing_begin(r, &relay->socket, relay->leader_node, poll_token(relay)) < 0)) {
+        (command->relay->tls && mqd_outgoing_begin_tls(r, &relay->socket, relay->leader_node, poll_token(relay)) < 0)) {
         if (watched)
             mqd_poll_remove(r->poll, fd, poll_token(relay));
         relay->socket = (struct mqd_outgoing){.fd = -1};

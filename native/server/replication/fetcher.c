@@ -394,7 +394,7 @@ static void fetcher_put(struct mqd_reactor *r, struct mqd_fetchers *fetchers, co
     if (!problem && mqd_poll_add(r->poll, fd, poll_token(fetcher)) < 0)
         problem = "the connection cannot be watched";
     if (!problem && options->tls &&
-        mqd_outgoing_begin(r, &fetcher->socket, options->leader_node, poll_token(fetcher)) < 0) {
+        mqd_outgoing_begin_tls(r, &fetcher->socket, options->leader_node, poll_token(fetcher)) < 0) {
         mqd_poll_remove(r->poll, fd, poll_token(fetcher));
         problem = mqd_error_message();
     }

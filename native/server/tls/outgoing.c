@@ -9,7 +9,7 @@
 #include "base/assert.h"
 #include "server/tls/state.h"
 
-int mqd_outgoing_begin(struct mqd_reactor *r, struct mqd_outgoing *outgoing, int32_t node, uint64_t token)
+int mqd_outgoing_begin_tls(struct mqd_reactor *r, struct mqd_outgoing *outgoing, int32_t node, uint64_t token)
 {
     struct mqd_tls_context *context = r->secure ? r->secure->contexts[MQD_LISTENER_ID_HOSTS] : NULL;
     if (!context)
@@ -69,7 +69,7 @@ static int handshake(struct mqd_reactor *r, struct mqd_outgoing *outgoing)
 {
     if (r->now_ms > outgoing->established_by_ms)
         return mqd_error_set(ETIMEDOUT, "the TLS handshake did not end in time");
-    if (!outgoing->readable || mqd_tls_unsent(outgoing->tls))
+    if (!outgoing->readable || mqd_tls_unsent_bytes(outgoing->tls))
         return 0;
     ssize_t n = mqd_tls_receive(outgoing->tls);
     if (n < 0 && errno == 0)
@@ -82,8 +82,8 @@ static int handshake(struct mqd_reactor *r, struct mqd_outgoing *outgoing)
         outgoing->readable = 0;
         return 0;
     }
-    MQD_ASSERT(!mqd_tls_unsent(outgoing->tls), "T2: a session is lent with %u bytes unsent",
-               mqd_tls_unsent(outgoing->tls));
+    MQD_ASSERT(!mqd_tls_unsent_bytes(outgoing->tls), "T2: a session is lent with %u bytes unsent",
+               mqd_tls_unsent_bytes(outgoing->tls));
     mqd_tls_pool_submit(r->secure->pool, outgoing->tls);
     return 0;
 }
@@ -94,7 +94,7 @@ int mqd_outgoing_run(struct mqd_reactor *r, struct mqd_outgoing *outgoing)
         return r->now_ms > outgoing->established_by_ms
                    ? mqd_error_set(ETIMEDOUT, "the TLS handshake did not end in time")
                    : 0;
-    if (mqd_tls_unsent(outgoing->tls) && outgoing->writable) {
+    if (mqd_tls_unsent_bytes(outgoing->tls) && outgoing->writable) {
         int flushed = mqd_tls_flush(outgoing->tls);
         if (flushed < 0)
             return mqd_error_system(errno, "sending over TLS");
@@ -158,7 +158,7 @@ static ssize_t send_encrypted(struct mqd_reactor *r, struct mqd_outgoing *outgoi
     int flushed = mqd_tls_flush(outgoing->tls);
     if (flushed < 0 || (flushed && mqd_tls_write(outgoing->tls, bytes, count, r->secure->scratch) < 0))
         return fail_with(errno, "sending over TLS");
-    outgoing->writable = flushed && !mqd_tls_unsent(outgoing->tls);
+    outgoing->writable = flushed && !mqd_tls_unsent_bytes(outgoing->tls);
     if (flushed)
         return count;
     errno = EAGAIN;

@@ -33,7 +33,7 @@ struct mqd_outgoing {
 
 /* Begins TLS as the client of `node`; events of the connection have this token. Returns 0, or -1
  * with the reason. */
-int mqd_outgoing_begin(struct mqd_reactor *r, struct mqd_outgoing *outgoing, int32_t node, uint64_t token);
+int mqd_outgoing_begin_tls(struct mqd_reactor *r, struct mqd_outgoing *outgoing, int32_t node, uint64_t token);
 /* from now on the connection's events have this token */
 void mqd_outgoing_set_token(struct mqd_outgoing *outgoing, uint64_t token);
 void mqd_outgoing_on_event(struct mqd_outgoing *outgoing, uint32_t flags); /* from mqd_poll */

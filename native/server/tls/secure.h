@@ -43,11 +43,11 @@ bool mqd_secure_watch(struct mqd_reactor *r);
 /* MQD_COMMAND_TLS_PRINCIPAL */
 void mqd_secure_on_principal_command(struct mqd_reactor *r, const struct mqd_command *command);
 void mqd_secure_destroy(struct mqd_reactor *r);
-/* c was opened for a client of a TLS listener, or for another host (c->peer_node). False: c is
- * closed. */
+/* Begins TLS on a new connection from a client of a TLS listener, or from another host
+ * (c->peer_node). False: c is closed. */
 bool mqd_secure_begin(struct mqd_reactor *r, struct mqd_connection *c);
 bool mqd_secure_established(const struct mqd_connection *c);
-/* c is readable, and its handshake has not ended; may close c */
+/* Called when c is readable and its handshake has not ended. May close c. */
 void mqd_secure_handshake(struct mqd_reactor *r, struct mqd_connection *c);
 void mqd_secure_on_event(struct mqd_reactor *r); /* the pool has completed steps of handshakes */
 /* NULL, or the reason why c must be closed */

@@ -7,7 +7,7 @@
 
 void mqd_secure_account_unsent(struct mqd_reactor *r, struct mqd_connection *c)
 {
-    uint32_t unsent = mqd_tls_unsent(c->tls);
+    uint32_t unsent = mqd_tls_unsent_bytes(c->tls);
     if (unsent == c->unsent_encrypted_bytes)
         return;
     mqd_heap_release(r, c->unsent_encrypted_bytes);
@@ -30,7 +30,7 @@ int mqd_secure_receive(struct mqd_reactor *r, struct mqd_connection *c, uint8_t 
             mqd_connection_close(r, c, error ? reason : "closed by the client");
         return -1;
     }
-    if (mqd_tls_unsent(c->tls) != c->unsent_encrypted_bytes) { /* an alert, or another message of TLS itself */
+    if (mqd_tls_unsent_bytes(c->tls) != c->unsent_encrypted_bytes) { /* an alert, or another message of TLS itself */
         mqd_secure_account_unsent(r, c);
         mqd_output_schedule(r, c);
     }
@@ -47,7 +47,8 @@ int mqd_secure_receive(struct mqd_reactor *r, struct mqd_connection *c, uint8_t 
     return 1;
 }
 
-/* Reads from the segment file; cold pages have been read ahead. -1: the connection is broken. */
+/* Reads from the segment file, whose cold pages have already been read ahead. -1: the connection is
+ * broken. */
 static ssize_t read_range(struct mqd_reactor *r, struct mqd_connection *c, struct mqd_range *range, uint8_t *at,
                           uint32_t capacity)
 {

@@ -237,7 +237,7 @@ TEST(bytes_the_socket_refuses_wait)
         for (uint32_t i = 0; i < sizeof bytes; i++)
             bytes[i] = (uint8_t)(i * 7);
         uint32_t writes = 0;
-        while (!mqd_tls_unsent(s->tls) && writes < 1000) {
+        while (!mqd_tls_unsent_bytes(s->tls) && writes < 1000) {
             CHECK_EQUAL(mqd_tls_write(s->tls, bytes, sizeof bytes, s->scratch), 0);
             memset(s->scratch, 0xee, sizeof s->scratch); /* it is the caller's again */
             writes++;
@@ -254,7 +254,7 @@ TEST(bytes_the_socket_refuses_wait)
             }
             CHECK(memcmp(seen, bytes, sizeof seen) == 0);
         }
-        CHECK_EQUAL(mqd_tls_unsent(s->tls), 0);
+        CHECK_EQUAL(mqd_tls_unsent_bytes(s->tls), 0);
         session_close(s);
     }
     mqd_tls_context_free(context);
@@ -281,7 +281,7 @@ TEST(a_flood_of_key_updates_is_survived)
     while (!drained && calls++ < 1000)
         CHECK_EQUAL(mqd_tls_read(s->tls, &byte, 1, &drained), 0);
     CHECK(drained);
-    CHECK(mqd_tls_unsent(s->tls) > 0); /* each is answered */
+    CHECK(mqd_tls_unsent_bytes(s->tls) > 0); /* each is answered */
     while (mqd_tls_flush(s->tls) == 0)
         CHECK(client_read(s, &byte, 1) <= 0);
     CHECK(echoes(s));
