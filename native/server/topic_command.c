@@ -120,7 +120,7 @@ static int post_topic(struct mqd_reactor *r, uint64_t token, const uint8_t topic
 static int check_topic(const char *name, uint32_t slot_max)
 {
     if (strlen(name) > MQD_TOPIC_NAME_BYTES_MAX)
-        return mqd_error_set(MQD_E_INVALID, "a topic name of %zu bytes; at most %d are allowed", strlen(name),
+        return mqd_error_set(MQD_E_INVALID, "the topic name has %zu bytes; at most %d are allowed", strlen(name),
                              MQD_TOPIC_NAME_BYTES_MAX);
     if (slot_max >= MQD_PARTITION_SLOT_COUNT)
         return mqd_error_set(MQD_E_INVALID, "partition slot %u is out of range; there are %d slots", slot_max,

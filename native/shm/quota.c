@@ -92,8 +92,8 @@ static void clear_debts(struct mqd_quota_table *table)
 int mqd_quota_publish(void *control, struct mqd_quota_rule *rules, uint32_t count, const int64_t *burst_ns)
 {
     if (count > MQD_QUOTA_RULE_COUNT_MAX)
-        return mqd_error_set(MQD_E_INVALID, "quotas of %u users and client ids; at most %d are allowed", count,
-                             MQD_QUOTA_RULE_COUNT_MAX);
+        return mqd_error_set(MQD_E_INVALID, "there are quotas for %u users and client ids; at most %d are allowed",
+                             count, MQD_QUOTA_RULE_COUNT_MAX);
     for (uint32_t i = 0; i < count; i++)
         if (rules[i].level >= MQD_QUOTA_LEVEL_COUNT)
             return mqd_error_set(MQD_E_INVALID, "a quota has level %llu, but there are only %d levels",

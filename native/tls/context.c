@@ -277,13 +277,13 @@ struct mqd_tls_context *mqd_tls_context_create(const struct mqd_tls_settings *se
     if (mqd_tls_available() < 0)
         return NULL;
     if (!settings->identity_count || settings->identity_count > MQD_TLS_IDENTITY_COUNT_MAX) {
-        mqd_error_set(MQD_E_INVALID, "a listener has 1 to %d certificates, not %u", MQD_TLS_IDENTITY_COUNT_MAX,
+        mqd_error_set(MQD_E_INVALID, "a listener must have 1 to %d certificates, not %u", MQD_TLS_IDENTITY_COUNT_MAX,
                       settings->identity_count);
         return NULL;
     }
     if (settings->between_hosts &&
         (settings->client_auth != MQD_TLS_CLIENT_AUTH_REQUIRED || settings->version_min != TLS_1_3)) {
-        mqd_error_set(MQD_E_INVALID, "connections between hosts use TLS 1.3 and require certificates");
+        mqd_error_set(MQD_E_INVALID, "connections between hosts must use TLS 1.3 and require certificates");
         return NULL;
     }
     struct mqd_tls_context *context =
