@@ -2,7 +2,7 @@
 certificates with the system's OpenSSL.
 
 The native side loads `libssl.so.3` at the first call; without it every call here raises NativeError
-with the remedy. Contexts are immutable; a reloaded certificate is a new context.
+with the remedy. Contexts are immutable: reloading a certificate creates a new context.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class TlsSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     identities: tuple[TlsIdentity, ...]
     client_auth: int = 0  # ClientAuth
-    trust: TlsFile | None = None
+    trust: TlsFile | None = None  # certificates of the CAs whose peers are accepted
     version_min: int = TLS_1_2
     version_max: int = TLS_1_3
     ciphers_12: str  # OpenSSL's names, separated by colons

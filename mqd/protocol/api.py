@@ -27,8 +27,8 @@ from mqd.protocol.messages import message_class
 def decode_request(
     frame: bytes | bytearray | memoryview, supported: Mapping[int, ApiSpec] = SUPPORTED
 ) -> tuple[RequestHeader, object]:
-    """The header and the request struct. Copies the frame first. Raises ProtocolError;
-    UnsupportedVersion when the API or version is not supported.
+    """Returns the header and the request struct. A frame that is not bytes is copied first. Raises
+    ProtocolError, or its subclass UnsupportedVersion if the API or version is not supported.
     """
     data = frame if type(frame) is bytes else bytes(frame)
     header = decode_request_header(data, supported)

@@ -35,12 +35,12 @@ def codec_number(compression: int | str) -> int:
     """Raises ValueError for an unknown codec."""
     number = CODECS.index(compression) if compression in CODECS else compression
     if not isinstance(number, int) or not 0 <= number < len(CODECS):
-        raise ValueError(f"unknown compression {compression!r}; there are {', '.join(CODECS)}")
+        raise ValueError(f"unknown compression {compression!r}; use one of {', '.join(CODECS)}")
     return number
 
 
 def compress(compression: int | str, data: bytes, level: int | None = None) -> bytes:
-    """`level` as the codec understands it (KIP-390); snappy has none."""
+    """`level`: the codec's own compression level (KIP-390); snappy ignores it."""
     number = codec_number(compression)
     if number == NONE:
         return bytes(data)

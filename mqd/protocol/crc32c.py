@@ -38,10 +38,11 @@ def _step_bytes(register: int, data: bytes | memoryview) -> int:
 
 @functools.lru_cache(maxsize=64)
 def _zero_bytes_tables(count: int) -> tuple[list[int], ...]:
-    """Four tables that advance a register by `count` zero bytes: xor of one lookup per register
-    byte.
+    """Returns four tables that advance a register by `count` zero bytes: look up each byte of the
+    register in its table, and xor the four results.
     """
-    # columns of the matrix for one zero byte, squared and multiplied along the bits of count
+    # `power` begins as the matrix that advances by one zero byte, and is squared for each bit of
+    # count; `result` is the product of the powers whose bits are set
     power, result = [_step_bytes(1 << bit, b"\0") for bit in range(32)], [1 << bit for bit in range(32)]
     while count:
         if count & 1:

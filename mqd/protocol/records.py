@@ -149,8 +149,8 @@ def encode_batch(
     """Encodes one batch. A record without an offset gets the next one after its predecessor.
     Explicit offsets must rise, and may leave gaps (as in a compacted batch).
 
-    `log_append_time_ms`: sets the timestamp type to log append time, and this as the time of every
-    record. `last_offset_delta` is needed only if the batch's offsets extend beyond its last record.
+    `log_append_time_ms`: if set, the batch's timestamp type is log append time, and this is the
+    timestamp of every record. `last_offset_delta` is needed only if the batch's offsets extend beyond its last record.
     Raises ValueError for records or options that cannot form a batch.
     """
     payload, base_timestamp_ms, max_timestamp_ms, count, next_offset = bytearray(), None, NO_TIMESTAMP, 0, base_offset
@@ -191,8 +191,8 @@ def encode_batch(
 
 
 def decode_batch_header(buffer: bytes | memoryview, position: int = 0) -> BatchHeader:
-    """The header at `position`. Raises ProtocolError when it is truncated, has another magic, or
-    contradicts itself; reads nothing after it.
+    """Returns the header at `position`; reads nothing after it. Raises ProtocolError if the header is
+    truncated, has another magic, or has impossible values.
     """
     title = "record batch"
     if position + HEADER_BYTES > len(buffer):
@@ -202,21 +202,21 @@ def decode_batch_header(buffer: bytes | memoryview, position: int = 0) -> BatchH
     header = BatchHeader(*HEADER.unpack_from(buffer, position))
     if header.magic != 2:
         raise ProtocolError(
-            f"magic {header.magic}; only 2 is read (magic 0 and 1 come from clients before Kafka 0.11)",
+            f"magic {header.magic}; only magic 2 is supported (0 and 1 come from clients before Kafka 0.11)",
             title,
             "magic",
             position + 16,
         )
     if header.batch_length < HEADER_BYTES - LOG_OVERHEAD:
         raise ProtocolError(
-            f"a batch of {header.batch_length} bytes is shorter than its header", title, "batch_length", position + 8
+            f"{header.batch_length} bytes are too few for a batch header", title, "batch_length", position + 8
         )
     if header.last_offset_delta < 0:
         raise ProtocolError(
-            f"a last offset delta of {header.last_offset_delta}", title, "last_offset_delta", position + 23
+            f"the last offset delta {header.last_offset_delta} is negative", title, "last_offset_delta", position + 23
         )
     if header.record_count < 0:
-        raise ProtocolError(f"{header.record_count} records", title, "record_count", position + 57)
+        raise ProtocolError(f"the record count {header.record_count} is negative", title, "record_count", position + 57)
     return header
 
 
@@ -250,8 +250,8 @@ def has_valid_crc(batch: bytes | memoryview) -> bool:
 
 
 def read_varint(data: bytes, position: int) -> tuple[int, int]:
-    """A zigzag varint of at most 64 bits: (value, position after it). This and the
-    functions that use it raise ValueError, and IndexError where the bytes end.
+    """Reads a zigzag varint of at most 64 bits. Returns (value, position after it). This function
+    and those that use it raise ValueError, or IndexError if the data ends too early.
     """
     value = shift = 0
     while True:

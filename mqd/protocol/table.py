@@ -1,6 +1,6 @@
-"""Makes the first part of docs/protocol.md, which `python -m tests.kafka_parity.page` writes, from
-the tables SUPPORTED and ERRORS. A test compares the page with these tables and with what a running
-broker advertises.
+"""Renders the first part of docs/protocol.md from the tables SUPPORTED and ERRORS. `python -m
+tests.kafka_parity.page` writes the page. A test compares it with these tables and with what a
+running broker advertises.
 """
 
 from __future__ import annotations
@@ -142,8 +142,8 @@ NOTES = """
   return SECURITY_DISABLED, and requests for authorized operations return all operations that the
   resource supports. The permissions that each request needs are in `mqd/acceptor/rights.py`.
 * **CreatePartitions** (from 2 on) has a tagged field of mqd's own, number 9100, in each topic. In a
-  request, 1 retires the partitions from `count` on; 2 does so even if keys of the remaining
-  partitions move; 3 lets the producers that wait at sealed partitions continue; 4 only queries the
+  request, 1 retires the partitions from `count` on; 2 does so even if keys move between the
+  remaining partitions; 3 lets the producers that wait at sealed partitions continue; 4 only queries the
   state. The response to each of these has a field of the same number. It contains the current
   `step`, whether this host's workers have applied it (`applied`), how many partitions remain, and
   for each retired partition the partition that takes its records, with that partition's leader and

@@ -5,8 +5,8 @@ lacks, and decoding sets them to their defaults. Nested structs are attributes o
 `MetadataResponse.Topic(name="t", partitions=[MetadataResponse.Partition(...)])`. All arguments are
 optional; pass them by keyword, because positional ones follow the order of the schema.
 
-The modules beside this one are generated from mqd/protocol/schema, one for each of its modules.
-Each is imported when one of its classes is first used: most processes need few of them.
+The other modules of this package are generated, one from each module of mqd/protocol/schema. Each
+is imported when one of its classes is first used: most processes need few of them.
 """
 
 from __future__ import annotations

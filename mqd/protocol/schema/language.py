@@ -44,7 +44,7 @@ INTEGERS = {
     "uint32": ("I", 4),
     "int64": ("q", 8),
 }
-# struct format and size of everything with a fixed size
+# struct format and size of each fixed-size type
 FIXED = INTEGERS | {"bool": ("?", 1), "float64": ("d", 8), "uuid": ("16s", 16)}
 BLOBS = ("string", "bytes", "records")
 

@@ -1,4 +1,4 @@
-"""Delegation tokens (KIP-48, KIP-373): created, renewed, expired and described."""
+"""Creating, renewing, expiring and describing delegation tokens (KIP-48, KIP-373)."""
 
 from mqd.protocol.schema.language import apis
 

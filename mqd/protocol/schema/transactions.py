@@ -2,7 +2,7 @@
 requests.
 
 KIP-98, 360, 447, 588, 664, 890 and 1228 changed these messages. AddPartitionsToTxn 4+,
-which brokers send to each other, may have several transactions.
+which brokers send to each other, may contain several transactions.
 """
 
 from mqd.protocol.schema.language import apis
