@@ -3,7 +3,7 @@
 Each process that authorizes requests (the acceptor and the workers) logs a denial at most once per
 WINDOW_S for each principal, address, operation and resource; the next line for the same denial has
 the number of denials in between.
-Bounds: DENIALS_MAX different denials in WINDOW_S; of further ones, only the number is logged.
+Bounds: DENIALS_MAX different denials in WINDOW_S; beyond that, only their number is logged.
 
 The processes share the file and append each line with one write. The process that finds the file
 larger than SIZE_BYTES_MAX renames it to audit.log.1; KEPT_FILE_COUNT of these older files are kept.
@@ -75,11 +75,11 @@ class SharedFile:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if self._is_current():
                 for number in range(KEPT_FILE_COUNT, 0, -1):
-                    older = self._numbered_path(number - 1) if number > 1 else self._path
-                    if older.exists():
-                        older.replace(self._numbered_path(number))
+                    source = self._numbered_path(number - 1) if number > 1 else self._path
+                    if source.exists():
+                        source.replace(self._numbered_path(number))
         except BlockingIOError:
-            pass  # another process holds the lock, and renames the file
+            pass  # another process holds the lock, and is renaming the file
         finally:
             self.close()  # releases the lock, even if the renaming has failed
 
@@ -133,8 +133,8 @@ class Audit:
         )
 
     def _sweep(self, now: float) -> bool:
-        """Drops expired entries, at most once per window; returns whether there is room for another.
-        In a flood of different denials, each may cost only a lookup.
+        """Drops expired entries; returns whether there is room for another. Does so at most once per
+        window, so that in a flood of different denials each costs only a lookup.
         """
         if now - self._swept_s < WINDOW_S:
             return False
@@ -148,8 +148,8 @@ class Audit:
         return len(self._denials) < DENIALS_MAX
 
     def write(self, event: str, **fields: object) -> None:
-        """Appends an event. A failing disk does not stop the broker; the process's own log has the
-        error.
+        """Appends an event. A failing disk does not stop the broker; the error goes to the process's
+        own log.
         """
         if self._file is None:
             return

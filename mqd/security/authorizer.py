@@ -4,15 +4,15 @@
 2. A rule applies if its principal is the caller or `User:*`, its host is the caller's or `*`, and
    its pattern matches the resource: the literal name, a prefix of it, or the literal `*`.
 3. If a rule that applies denies the operation, or all operations, the operation is denied.
-4. Otherwise, if one allows the operation, all operations, or an operation that implies it
-   (acl.ALLOWED_BY), it is allowed.
+4. Otherwise, if a rule that applies allows the operation, all operations, or an operation that
+   implies this one (acl.ALLOWED_BY), the operation is allowed.
 5. Otherwise it is denied, unless allow.everyone.if.no.acl.found is true and no rule of any
    principal names the resource.
 
 For each principal and host the rules of one resource type are compiled into a RightsTable, which
 the reactor gets too (subject.py).
 
-If the host is not known (""), all DENY rules apply, but of the ALLOW rules only those for host `*`.
+If the host is not known (""), DENY rules for any host apply, but only the ALLOW rules for host `*`.
 
 Invariants
     A1  a RightsTable is never older than the rules: every change of rules drops all tables
@@ -124,8 +124,8 @@ class Authorizer:
         return self.table(principal, host, resource_type).mask(name)
 
     def allows_any(self, principal: str, host: str, operation: int, resource_type: int) -> bool:
-        """Whether the operation is allowed on at least one resource of the type (KIP-679). This
-        check, as in Kafka, ignores that an operation may imply another.
+        """Whether the operation is allowed on at least one resource of the type (KIP-679). As in
+        Kafka, this check does not consider operations that imply another.
         """
         if self.allows(principal, host, operation, resource_type, _UNNAMED):
             return True

@@ -72,7 +72,7 @@ class ClientSecurity(msgspec.Struct, frozen=True):
 
     @property
     def is_supported(self) -> bool:
-        """Whether secure() and authenticate() can use these settings; librdkafka has others."""
+        """Whether secure() and authenticate() support these settings; librdkafka supports more."""
         mechanisms = ("PLAIN", *MECHANISMS)
         return all(name in _TLS_SETTINGS for name in self.settings if name.startswith("ssl.")) and (
             not self.has_sasl or self.settings.get("sasl.mechanisms") in mechanisms
@@ -84,8 +84,8 @@ class ClientSecurity(msgspec.Struct, frozen=True):
             self._context()
 
     def secure(self, connection: socket.socket, host: str) -> socket.socket:
-        """The connection to use: with TLS where the protocol requires it. Raises ConfigError,
-        and OSError (ssl.SSLError for a failed handshake).
+        """Returns the connection to use: if the protocol requires TLS, `connection` wrapped in it.
+        Raises ConfigError, and OSError (ssl.SSLError for a failed handshake).
         """
         return self._context().wrap_socket(connection, server_hostname=host) if self.has_tls else connection
 
@@ -169,7 +169,7 @@ def security_from_properties(properties: Mapping[str, str]) -> ClientSecurity:
                     f"{name}={value} is not supported by this client; convert the file to PEM", name, value
                 )
         elif name == "security.protocol" or name.startswith(("ssl.", "sasl.")):
-            # no check of the host's name: "" in Java's settings, none in librdkafka's
+            # "" disables the check of the host's name in Java's settings, "none" in librdkafka's
             skips_host_check = name == "ssl.endpoint.identification.algorithm" and not value
             settings[_LIBRDKAFKA_NAMES.get(name, name)] = "none" if skips_host_check else value
     protocol = settings.get("security.protocol", "PLAINTEXT").upper()
@@ -203,7 +203,7 @@ def _parse_jaas_config(text: str) -> dict[str, str]:
     match = _JAAS.fullmatch(text)
     if match is None:
         raise ConfigError(
-            "sasl.jaas.config is not PlainLoginModule or ScramLoginModule with username and password",
+            "sasl.jaas.config must be PlainLoginModule or ScramLoginModule with username and password",
             "sasl.jaas.config",
         )
     options = {name: re.sub(r"\\(.)", r"\1", value) for name, value in _JAAS_OPTION.findall(match[1])}

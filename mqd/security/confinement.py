@@ -2,8 +2,8 @@
 never make, no access to unrelated files. An attacker who can run code in one of them then reaches
 little beyond that process.
 
-`process.sandbox` and `core.files.allow` enable it; mqd/base/sandbox.py implements it. What a kernel
-or a container does not support is skipped, and reported in the log and by `mqd status`.
+`process.sandbox` and `core.files.allow` control it; mqd/base/sandbox.py implements it. A restriction
+that the kernel or a container does not support is skipped; the log and `mqd status` show this.
 """
 
 import os

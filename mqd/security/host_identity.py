@@ -35,7 +35,7 @@ FILE_BYTES_MAX = 1 << 20
 
 
 class WrongHost(ConnectionError):
-    """The peer's certificate does not belong to the node that it claims to be."""
+    """The peer's certificate does not belong to the node that the peer claims to be."""
 
 
 class Files(msgspec.Struct, frozen=True):
@@ -52,7 +52,7 @@ class Files(msgspec.Struct, frozen=True):
 
 
 def load(config: Mapping[str, str]) -> "HostIdentity | None":
-    """None: cluster.tls=off. Raises ConfigError."""
+    """Returns None if cluster.tls=off. Raises ConfigError."""
     mode = MODES.index(str(broker_value(config, "cluster.tls")))
     return HostIdentity(config, mode) if mode else None
 
@@ -98,7 +98,7 @@ class HostIdentity:
         self.files, self.server, self.client = self._read()
 
     def _state(self) -> tuple[tuple[int, int, int], ...]:
-        """A different result means that the files have changed."""
+        """Returns a value that differs when the files have changed."""
         states = []
         for path in self._paths.values():
             try:
@@ -172,7 +172,7 @@ def _context(files: Files, protocol: int) -> ssl.SSLContext:
     if protocol == ssl.PROTOCOL_TLS_SERVER:
         context.num_tickets = 0  # connections are few and long-lived; a resumed session would skip the certificate
     context.load_verify_locations(cadata=files.ca.decode("ascii"))
-    # ssl takes file names only; the file may have changed since it was read
+    # load_cert_chain takes only file names, and the file may have changed since it was read
     fd = os.memfd_create("mqd-host", os.MFD_CLOEXEC)
     try:
         os.write(fd, files.key + b"\n" + files.certificate)
@@ -183,7 +183,7 @@ def _context(files: Files, protocol: int) -> ssl.SSLContext:
 
 
 def _no_password() -> str:
-    """Otherwise OpenSSL would prompt for a password at the terminal."""
+    """Without this callback, OpenSSL would prompt for a password at the terminal."""
     raise ValueError("the key is encrypted")
 
 

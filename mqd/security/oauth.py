@@ -76,7 +76,7 @@ class Issuer:
             header = jwt.get_unverified_header(token)
             if header.get("alg") not in ALGORITHMS:
                 raise AuthenticationFailed(
-                    f"a token is signed by {str(header.get('alg'))[:40]!r}, which is not accepted"
+                    f"a token is signed with {str(header.get('alg'))[:40]!r}, which is not accepted"
                 )
             key = self._current_key(str(header.get("kid", "")))
             claims = jwt.decode(
@@ -131,8 +131,8 @@ class Issuer:
 
 
 class OauthExchange:
-    """A refused token gets the response of RFC 7628; the client's one-byte reply to it ends the
-    exchange with the failure.
+    """The broker's side of one authentication. A refused token gets the error response of RFC 7628;
+    the client replies with one byte, and the exchange then fails.
     """
 
     def __init__(self, issuer: Issuer, run_in_thread: RunInThread) -> None:

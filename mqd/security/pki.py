@@ -111,7 +111,7 @@ def _sign(
     issuer = x509.load_pem_x509_certificate(authority.certificate)
     signer = serialization.load_pem_private_key(authority.key, None)
     if not isinstance(signer, ec.EllipticCurvePrivateKey) or signer.public_key() != issuer.public_key():
-        raise ValueError("the authority's key is not that of its certificate")
+        raise ValueError("the authority's key does not match its certificate")
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
     builder = (
         _builder(subject, issuer.subject, key, now, CERTIFICATE_DAYS)
@@ -134,7 +134,7 @@ def _sign(
 
 
 def renew(authority: Pair, certificate: bytes, now: datetime.datetime) -> Pair:
-    """A new key and certificate with the names of the first certificate of a PEM file. Raises
+    """Issues a new key and certificate with the names of the first certificate in a PEM file. Raises
     ValueError.
     """
     old = x509.load_pem_x509_certificate(certificate)

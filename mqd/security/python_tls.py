@@ -50,13 +50,13 @@ def context(config: Mapping[str, str], listener: Listener) -> ssl.SSLContext:
 
 
 def _load(ssl_context: ssl.SSLContext, identity: TlsIdentity) -> None:
-    """Raises ssl.SSLError, ValueError. ssl takes file names only."""
+    """Raises ssl.SSLError, ValueError."""
     password: str | None = None
     if identity.key is None:
         content = pem_of_pkcs12(identity.chain)
     else:
         content, password = identity.key.content + b"\n" + identity.chain.content, identity.key.password
-    fd = os.memfd_create("mqd-tls", os.MFD_CLOEXEC)
+    fd = os.memfd_create("mqd-tls", os.MFD_CLOEXEC)  # load_cert_chain takes only file names
     try:
         os.write(fd, content)
         ssl_context.load_cert_chain(f"/proc/self/fd/{fd}", password=lambda: password or _no_password())
@@ -65,7 +65,7 @@ def _load(ssl_context: ssl.SSLContext, identity: TlsIdentity) -> None:
 
 
 def _no_password() -> str:
-    """Otherwise OpenSSL would prompt for a password at the terminal."""
+    """Without this callback, OpenSSL would prompt for a password at the terminal."""
     raise ValueError("the key is encrypted; set ssl.key.password")
 
 
@@ -94,8 +94,8 @@ def _certificates(trust: TlsFile) -> str:
 
 
 class ServerTls:
-    """The listener's context from the current files. The constructor raises ConfigError if they
-    are unusable.
+    """Loads the listener's context, and loads it again when its files have changed. The constructor
+    raises ConfigError if the files are unusable.
     """
 
     def __init__(self, config: Mapping[str, str], listener: Listener) -> None:

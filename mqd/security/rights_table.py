@@ -96,7 +96,7 @@ def compile_table(
     default_mask = EVERY_OPERATION if allow_everyone and WILDCARD not in literals else _effective(wildcard_masks)
     names = sorted(prefixes)
     parents = _parents(names)
-    prefix_masks: list[_Masks] = []  # of each prefix, including its ancestors' and those of `*`
+    prefix_masks: list[_Masks] = []  # each prefix's own masks, joined with those of shorter prefixes and of `*`
     for name, parent in zip(names, parents):
         prefix_masks.append(_union(prefixes[name], prefix_masks[parent] if parent >= 0 else wildcard_masks))
     literal_masks = {}

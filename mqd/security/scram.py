@@ -197,7 +197,7 @@ class ScramExchange:
         self._server_first = ""
         self._verifier: Verifier | None = None
         self._user_exists = False
-        self.user = ""  # as the client claims; authenticated when `done`
+        self.user = ""  # as the client claims; proven only once `done` is true
         self.is_token = False
         self.done = False
 
@@ -241,7 +241,7 @@ class ScramExchange:
         if not hmac.compare_digest(final["nonce"], self._nonce):
             if final["nonce"] == first["nonce"] + self._nonce:  # CVE-2024-56128: must not be accepted
                 raise AuthenticationFailed(
-                    "the client repeats its nonce, as librdkafka does before 2.6.1 (kcat in Debian 12); use a later one"
+                    "the client repeats its nonce, as librdkafka before 2.6.1 does (kcat in Debian 12); upgrade it"
                 )
             raise AuthenticationFailed("the final message belongs to another exchange")
         if _decode(final["binding"]) != first["header"].encode():

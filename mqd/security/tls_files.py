@@ -74,7 +74,7 @@ def files(config: Mapping[str, str], listener: Listener) -> list[Path]:
 
 
 def file_state(path: str | os.PathLike[str]) -> tuple[int, int, int]:
-    """A different result means that the file, or who may read it, has changed."""
+    """Returns a value that differs when the file, or who may read it, has changed."""
     try:
         status = os.stat(path)
     except OSError:
@@ -118,8 +118,8 @@ def context(config: Mapping[str, str], listener: Listener, secret: bytes = b"", 
 
 
 def ticket_key(secret: bytes, listener: Listener, config: Mapping[str, str], now_s: float) -> bytes:
-    """Differs by listener and by its client authentication, so that a ticket is not valid on
-    another listener.
+    """Returns the key that encrypts session tickets. It depends on the listener and its client
+    authentication, so that a ticket is not valid on another listener.
     """
     settings = listener_settings(config, listener.name)
     scope = [listener.name, settings.get("ssl.client.auth", ""), settings.get("ssl.truststore.location", "")]
@@ -201,7 +201,7 @@ class _ListenerSettings:
         if configured_type and configured_type != actual_type:
             raise self.error(
                 f"{store}.type",
-                f"{path} is {actual_type}, but {store}.type={configured_type}; correct it or leave it out",
+                f"{path} is {actual_type}, but {store}.type={configured_type}; correct or remove {store}.type",
             )
         return actual_type == "PKCS12"
 
@@ -275,7 +275,7 @@ def _pem(text: str) -> bytes:
     text = text.replace("\\n", "\n")
     return re.sub(
         r"(-----BEGIN [A-Z0-9 ]+-----)\s+(.*?)\s+(-----END [A-Z0-9 ]+-----)",
-        # the headers of an encrypted key in the traditional format have colons and need their lines
+        # an encrypted key in the traditional format has headers with colons: its lines stay as they are
         lambda match: "\n".join([match[1], *match[2].split(), match[3], ""]) if ":" not in match[2] else match[0],
         text,
         flags=re.DOTALL,

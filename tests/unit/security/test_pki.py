@@ -85,5 +85,5 @@ def test_expiry_and_names_of_a_certificate(authority):
 
 def test_files_of_two_authorities_are_not_mixed(authority):
     other = pki.make_authority("other", NOW)
-    with pytest.raises(ValueError, match="not that of its certificate"):
+    with pytest.raises(ValueError, match="does not match its certificate"):
         pki.issue(Pair(authority.certificate, other.key), "node 1", HOSTS, NOW)
