@@ -6,8 +6,8 @@ shared memory.
     client.ready()
     client.watch(loop, on_death=..., on_shutdown=..., on_parent_death=...)
 
-1. The process never serves without the keeper and supervisord. It learns that one of them has ended
-   from the socket and from pidfds, never by pid or timeout.
+1. The process never serves without the keeper and supervisord. The socket and pidfds show when one
+   of these has ended; pids and timeouts are not used for this.
 2. Everything mapped here stays mapped until the process ends: the native side keeps raw pointers
    into it.
 3. The process's own arena is mapped writable, every other one read-only.
@@ -63,8 +63,8 @@ _decode = msgspec.msgpack.Decoder(FromKeeper).decode
 
 
 class KeeperError(RuntimeError):
-    """The keeper cannot be reached, has refused, or has ended. The message names the cause and the
-    remedy.
+    """The keeper cannot be reached, has refused this process, or has ended. The message names the
+    cause and the remedy.
     """
 
 
@@ -311,12 +311,14 @@ class KeeperClient:
 
     @property
     def parent_fds(self) -> list[int]:
-        """Readable when the keeper or supervisord has ended; for loops other than asyncio's."""
+        """Descriptors that become readable when the keeper or supervisord has ended; for event loops
+        other than asyncio's.
+        """
         return [fd for fd, _ in self._parent_fds]
 
     def parent_death(self) -> str | None:
-        """Which parent has ended, as text, so that this process must end too; None if neither has.
-        Never blocks.
+        """Returns text that says which parent has ended; this process must then end too. Returns None
+        if neither has. Never blocks.
         """
         poll = select.poll()
         for fd, _ in self._parent_fds:

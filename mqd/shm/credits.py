@@ -58,9 +58,10 @@ class Budget(msgspec.Struct, frozen=True):
         return self.block_size * self.block_count
 
     def target_blocks(self, connection_count: int, worker_count: int, is_exhausted: bool) -> int:
-        """Number of blocks that a worker with this many connections should hold: most of its fair
-        share, because connections can arrive faster than the lease is adjusted; if it uses more,
-        the used blocks and some headroom. If the budget is exhausted, only the used blocks and one more.
+        """Returns how many blocks a worker with this many connections should hold. That is most of
+        its fair share, because connections can arrive faster than the lease is adjusted. A worker
+        that uses more holds the used blocks and some headroom. If the budget is exhausted, a worker
+        holds only the used blocks and one more.
         """
         used_blocks = -(-connection_count // self.block_size)
         if is_exhausted:
@@ -154,7 +155,7 @@ class Credits:
             self._release(max(0, self.held_blocks - target_blocks))
 
     def _acquire(self, count: int) -> None:
-        """Acquires as many as are available."""
+        """Acquires `count` blocks, or as many as are available."""
         while count > 0:
             try:
                 self._semaphore.acquire(None, count)
@@ -178,8 +179,8 @@ class Credits:
 
 
 def _open(key: int, initial_value: int) -> tuple[sysv_ipc.Semaphore, bool]:
-    """(semaphore, whether this call created it). Called under the lock, so no process sees it
-    between its creation and its initialization.
+    """Returns (semaphore, whether this call created it). Called under the lock, so no process sees
+    the semaphore between its creation and its initialization.
     """
     try:
         return sysv_ipc.Semaphore(key, sysv_ipc.IPC_CREX, _MODE, initial_value), True
@@ -188,15 +189,16 @@ def _open(key: int, initial_value: int) -> tuple[sysv_ipc.Semaphore, bool]:
 
 
 def _open_credits(name: str, generation: int, block_count: int, had_credits: bool) -> sysv_ipc.Semaphore:
-    """The credits of this keeper process, created if needed (K2). `had_credits`: this worker
-    had credits before, so it must not replace those of a later keeper: raises ExistentialError.
+    """Returns the credits of this keeper process, and creates them if needed (K2). `had_credits`:
+    this worker had credits before. If the semaphores now belong to a later keeper, it must not
+    replace them: ExistentialError is raised.
     """
     mark = generation % _SEMAPHORE_MAX
-    # no generation has the mark _SEMAPHORE_MAX: it means that the semaphore was created, but not
-    # set yet
+    # no generation has the mark _SEMAPHORE_MAX: this value means that the semaphore was created, but
+    # not set yet
     generation_semaphore, _ = _open(_key(name, 1), _SEMAPHORE_MAX)
     if had_credits and generation_semaphore.value not in (mark, _SEMAPHORE_MAX):
-        raise sysv_ipc.ExistentialError(f"the semaphores belong to another run of the broker than {generation}")
+        raise sysv_ipc.ExistentialError(f"the semaphores belong to another run of the broker, not to {generation}")
     credits, is_new = _open(_key(name, 0), block_count)
     if generation_semaphore.value != mark and not is_new:
         credits.remove()

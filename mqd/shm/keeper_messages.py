@@ -22,12 +22,14 @@ class Hello(msgspec.Struct, tag=True, frozen=True):
 
 
 class Welcome(msgspec.Struct, tag=True, frozen=True):
-    """Descriptors that follow, in this order: one eventfd per endpoint; for a worker its end of the
-    hand-off socket; for the acceptor its end of the hand-off socket of every worker, then the
-    listening sockets; for a worker the descriptors of the locked directories; for the acceptor the
-    socket of local clients; on a host that accepts connections from other hosts: for the controller
-    its TCP listener and its UDP socket, for the acceptor the inter-broker listener; last, the
-    shared memory segments.
+    """The response to Hello. It is sent with these descriptors, in this order:
+
+    all processes   one eventfd per endpoint
+    worker          its end of the hand-off socket; the locked directories
+    acceptor        its end of the hand-off socket of every worker; the listening sockets; the
+                    socket of local clients; the inter-broker listener, if other hosts may connect
+    controller      its TCP listener and its UDP socket, if other hosts may connect
+    all processes   the shared memory segments
     """
 
     endpoint: int
@@ -94,8 +96,8 @@ class Leave(msgspec.Struct, tag=True, frozen=True):
 
 
 class Left(msgspec.Struct, tag=True, frozen=True):
-    """Sent by the controller when nothing depends on this host any more, as far as the controller
-    was able to achieve that.
+    """Sent by the controller when it has finished with Leave. It may have failed to move some
+    leaderships: the shutdown continues in any case.
     """
 
 

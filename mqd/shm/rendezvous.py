@@ -184,7 +184,7 @@ def _lock(link: Path) -> int | None:
 
 
 def _remove(link: Path, lock_fd: int) -> None:
-    """Removes a link whose lock is ours, and the lock."""
+    """Removes a link whose lock we hold, and the lock file."""
     try:
         link.unlink(missing_ok=True)
         _lock_path(link).unlink(missing_ok=True)

@@ -49,7 +49,9 @@ class SegmentError(OSError):
 
 
 def prefix(data_dir: str | os.PathLike[str]) -> str:
-    """ "/mqd-0123456789abcdef" for an existing data directory."""
+    """The beginning of the segments' names for an existing data directory, such as
+    "/mqd-0123456789abcdef".
+    """
     status = os.stat(data_dir)
     return "/mqd-" + hashlib.sha256(f"{status.st_dev}:{status.st_ino}:{os.getuid()}".encode()).hexdigest()[:16]
 
@@ -67,8 +69,9 @@ def arena_name(base: str, endpoint: int) -> str:
 
 
 def create(name: str, size_bytes: int, reserved_bytes: int | None = None) -> mmap.mmap:
-    """A new zeroed segment, mapped writable. `reserved_bytes` limits the reservation to its
-    beginning; a store to the rest raises SIGBUS if /dev/shm is full. Raises SegmentError.
+    """Creates a zeroed segment and maps it writable. `reserved_bytes` limits the reservation to the
+    beginning of the segment; a store to the rest raises SIGBUS if /dev/shm is full. Raises
+    SegmentError.
     """
     reserved_bytes = size_bytes if reserved_bytes is None else reserved_bytes
     try:
@@ -150,13 +153,13 @@ def free_bytes(data_dir: str | os.PathLike[str]) -> int | None:
         return None
     if file_system.f_blocks == 0:
         return None
-    removable = 0
+    removable_bytes = 0
     with contextlib.suppress(OSError):  # no data directory yet
         base = prefix(data_dir)
         for entry in os.scandir(SHM_DIRECTORY):
             if f"/{entry.name}".startswith(f"{base}-"):
-                removable += entry.stat(follow_symlinks=False).st_blocks * 512
-    return file_system.f_bavail * file_system.f_frsize + removable
+                removable_bytes += entry.stat(follow_symlinks=False).st_blocks * 512
+    return file_system.f_bavail * file_system.f_frsize + removable_bytes
 
 
 def unlink(name: str) -> bool:
@@ -260,7 +263,7 @@ def sweep(now: float | None = None) -> list[str]:
         if not re.fullmatch(r"mqd-[0-9a-f]{16}-control", entry):
             continue
         path = f"{SHM_DIRECTORY}/{entry}"
-        with contextlib.suppress(OSError):  # its keeper is alive, or it is another user's or gone by now
+        with contextlib.suppress(OSError):  # the segment is locked by its keeper, another user's, or already gone
             if _may_sweep(path, time.time() if now is None else now):
                 fd = _lock(path, 0)
                 try:
