@@ -1,5 +1,6 @@
-"""The driver's requests to brokers: for partitions, first and last offsets, offsets by time and
-sizes, and to commit a group's offsets. Batches are planned here, streams in progress.py.
+"""The driver's requests to brokers: they query partitions, their sizes, and their offsets (first,
+last, by time), and commit a group's offsets. Batch queries are planned here, streaming queries in
+progress.py.
 
     D1  a Driver is used in one process; it connects on first use, and again after an error
     D2  retriable errors are retried for kafka.default.api.timeout.ms; all others are MqdReadErrors
@@ -102,8 +103,8 @@ class Driver:
     # -- partitions --------------------------------------------------------------------------------
 
     def partitions(self, skip_missing: bool = False) -> list[Key]:
-        """The current partitions of the requested topics. A missing topic or partition is an error,
-        or is left out with `skip_missing` (it existed before).
+        """Returns the current partitions of the requested topics. A missing topic or partition is an
+        error. With `skip_missing`, for those that existed before, it is left out.
         """
         options = self.options
         names = None if options.pattern is not None else options.topics
@@ -126,8 +127,8 @@ class Driver:
             unknown = [index for index in indexes if index not in existing]
             if unknown and not skip_missing:
                 raise MqdReadError(
-                    f"option assign: topic {name} has no partition {', '.join(map(str, unknown))}; there are"
-                    f" {len(existing)}"
+                    f"option assign: topic {name} has no partition {', '.join(map(str, unknown))}, only"
+                    f" {len(existing)} partitions"
                 )
         return sorted(
             (name, index)
@@ -236,8 +237,9 @@ class Driver:
         return by_key
 
     def bytes_per_offset(self, keys: Iterable[Key]) -> dict[Key, float]:
-        """The average bytes on disk per offset, from each leader's log directories. Partitions of
-        unknown size are left out; then all tasks are split by numbers of offsets.
+        """Returns the average bytes on disk per offset, from each leader's log directories.
+        Partitions of unknown size are left out; planning.split() then splits all ranges by their
+        numbers of offsets.
         """
         by_node: dict[int, dict[str, list[int]]] = {}
         for topic, partition in keys:
@@ -268,7 +270,7 @@ class Driver:
         }
 
     def split_into_tasks(self, ranges: list[Range]) -> list[Range]:
-        """Splits ranges into one for each task, according to the options."""
+        """Splits ranges according to the options; each resulting range is one task."""
         options = self.options
         weights = self._known_weights(ranges) if options.min_partitions and options.min_partitions > len(ranges) else {}
         return split(ranges, options.min_partitions, options.max_records_per_partition, weights)

@@ -7,7 +7,7 @@
 
     E1  rows of one partition keep their order
     E2  a batch is at most options.batch_bytes before compression, unless it is one row
-    E3  a key goes to the partition that the Java client's default partitioner (murmur2) chooses;
+    E3  a row with a key goes to the partition that Java's default partitioner (murmur2) chooses;
         rows without a key go to one partition, chosen at random for each round of batches
         (KIP-480); the column `partition` takes precedence
 Concurrency: one task. Importing this module loads PyArrow and the native core; the sink does so
@@ -236,8 +236,8 @@ class Encoder:
         ):
             invalid = next(index for index in column.to_pylist() if index is not None and not 0 <= index < count)
             raise MqdWriteError(
-                f"topic {topic} has partitions 0 to {count - 1}; a row has {invalid} in the column partition. Null lets"
-                " the key decide"
+                f"topic {topic} has partitions 0 to {count - 1}, but a row has {invalid} in the column partition; if"
+                " the column is null, the key determines the partition"
             )
         keys = self._keys(batch)
         native = Columns(count=batch.num_rows, fixed_value_bytes=0)

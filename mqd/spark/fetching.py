@@ -76,7 +76,7 @@ class _Cursor:
         value = shift = 0
         while True:
             if self.position >= len(self.view) or shift > 28:
-                raise ValueError(f"a length at byte {self.position} has no end")
+                raise ValueError(f"a length is cut off or too long at byte {self.position}")
             byte = self.view[self.position]
             self.position += 1
             value |= (byte & 0x7F) << shift
@@ -164,7 +164,7 @@ class TcpBatchViews:
         self._connection: BrokerConnection | None = None
         self._isolation = int(options.kafka.read_committed)
         self._topic_id = range_.topic_id
-        self._replica = -1  # the replica that the leader named, instead of the leader
+        self._replica = -1  # node to read from, as named by the leader; -1: the leader itself
         self._missing_since_s: float | None = None
         buffer_bytes = min(options.kafka.fetch_bytes_max, 64 << 20) + FRAME_ROOM_BYTES
         self._buffers = [bytearray(buffer_bytes), bytearray(buffer_bytes)]
@@ -254,8 +254,8 @@ class TcpBatchViews:
         if self._version < VERSION_MIN:
             raise MqdReadError(
                 f"the broker {self._connection.host}:{self._connection.port} supports Fetch up to version"
-                f" {self._version}; format mqd needs {VERSION_MIN} (topics by id): read it with"
-                ' format("kafka")'
+                f" {self._version}; format mqd needs {VERSION_MIN} (topics by id): use"
+                ' format("kafka") instead'
             )
         self._connection.set_timeout(self._options.kafka.request_timeout_s + MAX_WAIT_MS / 1000)
 
@@ -296,7 +296,7 @@ class TcpBatchViews:
             size, next_offset = self._extent(response)
             if next_offset is None:
                 self._check_timeout(
-                    f"the log ends at {response.high_watermark}, read_committed at {response.last_stable_offset}"
+                    f"the log ends at {response.high_watermark}, its committed part at {response.last_stable_offset}"
                 )
                 correlation_id = self._request(self.position)
                 continue
@@ -307,9 +307,7 @@ class TcpBatchViews:
             self._last_progress_s = time.monotonic()
 
     def _check_error(self, response: PartitionResponse) -> None:
-        """Raises _LookupNeeded or MqdReadError. An offset that the log does not have is reported as
-        lost.
-        """
+        """Raises _LookupNeeded or MqdReadError. Offsets outside the log are reported as lost."""
         if (
             response.preferred_replica >= 0
             and not len(response.records)

@@ -25,7 +25,7 @@ _VARINT_BYTES_MAX = 5
 
 
 class HeadersError(ValueError):
-    """Rows have headers that no record can have."""
+    """The headers of some rows cannot be those of a record."""
 
 
 def encode(headers: pa.Array) -> Column:
@@ -40,21 +40,21 @@ def encode(headers: pa.Array) -> Column:
     piece_counts = np.maximum(counts, 1)  # per row: a row without headers has one piece, its count of 0
     ends = np.cumsum(piece_counts)
     starts = ends - piece_counts
-    total = int(ends[-1]) if len(ends) else 0
+    piece_count = int(ends[-1]) if len(ends) else 0
     key_bytes, value_bytes = _lengths(keys), _lengths(values)
-    if len(items) != total:  # some rows have no headers
-        is_header = np.ones(total, bool)
+    if len(items) != piece_count:  # some rows have no headers
+        is_header = np.ones(piece_count, bool)
         is_header[starts[counts == 0]] = False
         item_indexes = pa.array(np.cumsum(is_header) - 1, mask=~is_header)
         keys, values = keys.take(item_indexes), values.take(item_indexes)
         key_bytes, value_bytes = _spread(key_bytes, is_header), _spread(value_bytes, is_header)
     else:
         is_header = None
-    row_counts = np.full(total, -1, np.int64)  # at the first piece of a row: its number of headers
-    row_counts[starts] = counts
+    header_counts = np.full(piece_count, -1, np.int64)  # at the first piece of a row: its number of headers
+    header_counts[starts] = counts
     arrow_type = keys.type
     parts = (
-        _varints(row_counts, row_counts >= 0, arrow_type),
+        _varints(header_counts, header_counts >= 0, arrow_type),
         _varints(key_bytes, is_header, arrow_type),
         keys,
         _varints(value_bytes, is_header, arrow_type),

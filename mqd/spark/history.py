@@ -52,9 +52,9 @@ def plan(
     ids: Mapping[str, bytes] = MappingProxyType({}),
     archive: Archive | None = None,
 ) -> tuple[list[ArchivedTask], dict[Key, list[tuple[int, int]]]]:
-    """Tasks that read the archive, and for each partition the (start, end) ranges that are read
-    from its log. `ids`: the current topic ids; `archive`: its state before `latest` was queried
-    (H5). Raises MqdReadError.
+    """Returns the tasks that read the archive, and for each partition the (start, end) ranges to
+    read from its log. `ids`: the current topic ids; `archive`: the archive as it was before
+    `latest` was queried (H5). Raises MqdReadError.
     """
     archive = open_archive(options) if archive is None else archive
     for topic, topic_id in ids.items():
@@ -67,7 +67,7 @@ def plan(
         key: span for topic in {topic for topic, _ in starts} for key, span in _archived_ranges(archive, topic).items()
     }
     tasks = []
-    from_log: dict[Key, list[tuple[int, int]]] = {}
+    log_ranges: dict[Key, list[tuple[int, int]]] = {}
     firsts: dict[Key, int] = {}
     for key, start in starts.items():
         first, end = archived_ranges.get(key, (start, start))
@@ -79,7 +79,7 @@ def plan(
         firsts[key] = min(first, start) if options.starting.symbolic == EARLIEST else start
         # if the log does not continue where the archive ends, the records between the two are lost;
         # the caller reports that
-        from_log[key] = (
+        log_ranges[key] = (
             [(firsts[key], min(first, ends[key])), (max(firsts[key], end), ends[key])]
             if key in archived_ranges
             else [(start, ends[key])]
@@ -93,7 +93,7 @@ def plan(
             )
             if requested:
                 tasks.append(ArchivedTask(archive.path, file.path, topic, requested))
-    return tasks, {key: [(start, end) for start, end in ranges if start < end] for key, ranges in from_log.items()}
+    return tasks, {key: [(start, end) for start, end in ranges if start < end] for key, ranges in log_ranges.items()}
 
 
 def _archived_ranges(archive: Archive, topic: str) -> dict[Key, tuple[int, int]]:

@@ -3,7 +3,7 @@
 
     J1  every request may be repeated: a lost response to enlist() leaves a child transaction that
         is aborted with the others that were not chosen, and a repeated commit or abort is
-        recognized by its batch
+        recognized by its batch id
     J2  a request with a retriable error is repeated, to the current coordinator, for
         kafka.default.api.timeout.ms
 Concurrency: one thread.
@@ -140,10 +140,10 @@ class JointTransaction:
         text = f"{error.message} ({error.name})" if error else f"error {code}"
         if code == ErrorCode.PRODUCER_FENCED:
             return (
-                f"{text}: the batch had no activity for {self._timeout_ms} ms (kafka.transaction.timeout.ms; tasks"
-                " are active while rows arrive: raise it for tasks that wait longer), another run of this query has"
-                " replaced this one, or this one was aborted (a task that outlives its failed job; `mqd txn"
-                " abort`). Two queries must not share a checkpoint"
+                f"{text}: the batch had no activity for {self._timeout_ms} ms (tasks are active while rows arrive: if"
+                " they wait longer for rows, raise kafka.transaction.timeout.ms), or another run of this query has"
+                " replaced this one (two queries must not share a checkpoint), or this run was aborted, because its"
+                " job failed or by `mqd txn abort`"
             )
         if code in (ErrorCode.INVALID_TXN_STATE, ErrorCode.INVALID_PRODUCER_ID_MAPPING):
             return (

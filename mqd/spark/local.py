@@ -7,8 +7,8 @@ are copied only once, into Arrow's buffers.
     # range's end, and TCP takes over.
     for view in views.views(): ...
 
-    L1  an attachment belongs to one process (a worker that Spark forked opens its own) and is
-        cached until it ends
+    L1  an attachment belongs to one process (a worker that Spark forked opens its own); it is
+        cached until the attachment ends
     L2  with read_committed the aborted transactions are queried over the attachment when the reader
         needs them
     L3  if expected records do not arrive within WAIT_S (the leader moved, the replica here lags,
@@ -136,8 +136,8 @@ class LocalBatchViews:
             self._reader = None
 
     def views(self) -> Iterator[Any]:
-        """Ends early where TCP must continue. Raises MqdReadError for data that TCP could not read
-        either.
+        """Yields the records; ends early if TCP must continue. Raises MqdReadError for data that TCP
+        could not read either.
         """
         reader = self._reader
         assert reader is not None
@@ -217,7 +217,9 @@ class LocalBatchViews:
 
 
 def _request(client: Client, request: Any) -> Any:
-    """One request on an attachment that no other thread uses. Raises OSError, ProtocolError."""
+    """Returns the response to one request; no other thread uses the attachment. Raises OSError,
+    ProtocolError.
+    """
     number = next(_request_numbers) % (1 << 29) + 1
     frame = encode_request(request, VERSION, number, "spark-mqd")
     deadline = time.monotonic() + RESPONSE_TIMEOUT_S
@@ -225,7 +227,7 @@ def _request(client: Client, request: Any) -> Any:
         client.wait(1000)
         client.poll()
         if time.monotonic() > deadline:
-            raise TimeoutError("the broker accepts no request")
+            raise TimeoutError("the broker did not accept the request")
     client.flush()
     while True:
         received = client.next_response()

@@ -2,8 +2,8 @@
 wire.BrokerConnection. A request is copied once, into the memory from which the broker reads it.
 
     L1  one request at a time is outstanding (producing.py S1), so the next response belongs to it
-    L2  an attachment that has ended (the worker died) raises OSError and is closed; a caller that
-        needs a link then calls find() again; if it returns None, TCP is used
+    L2  when the attachment has ended (the worker died), calls raise OSError and the caller closes
+        the link. It then calls find() again; if that returns None, it uses TCP
 Concurrency: one thread. A forked child may not use its parent's link.
 """
 
@@ -78,7 +78,7 @@ class LocalLink:
             raise ValueError(f"a request of {len(frame)} bytes")
         deadline = time.monotonic() + self._timeout_s
         while not self._client.submit(frame):
-            self._wait(deadline, "accepts no request")
+            self._wait(deadline, "did not accept a request")
         self._client.flush()
         return correlation_id
 
@@ -101,7 +101,7 @@ class LocalLink:
         """The next response, without its length field."""
         if not self.ready(self._timeout_s):
             raise TimeoutError(
-                f"broker {self.host}:{self.port} does not respond within {self._timeout_s:g} s"
+                f"broker {self.host}:{self.port} did not respond within {self._timeout_s:g} s"
                 " (kafka.request.timeout.ms)"
             )
         response, self._response = self._response, None

@@ -3,11 +3,12 @@ and refusals, and mqd's own.
 
 1. Names are case-insensitive, like Spark's own. `kafka.*` is configuration of Kafka's clients:
    supported properties are used, those that would break Spark's guarantees are refused
-   (REFUSED_BY_SOURCE, REFUSED_BY_SINK), and the rest is ignored, as in Kafka's source.
+   (REFUSED_BY_SOURCE, REFUSED_BY_SINK), and the rest is ignored, as in Spark's Kafka source.
 2. A wrong value is refused before a broker is contacted: MqdOptionError names the option, the value
    and the allowed values.
 3. Options that are only for the other kind of query (batch or streaming) are ignored with a
-   warning, or refused if they would change what the query reads. Kafka's source does the same.
+   warning, or refused if they would change what the query reads. Spark's Kafka source does the
+   same.
 
 fetchOffset.numRetries is accepted without effect: retries are limited by time
 (kafka.default.api.timeout.ms, kafkaConsumer.pollTimeoutMs).
@@ -43,12 +44,12 @@ _REFUSED_BY_BOTH = {"interceptor.classes": "interceptors could change records wi
 REFUSED_BY_SOURCE = {
     **_REFUSED_BY_BOTH,
     "auto.offset.reset": (
-        "set startingOffsets to earliest or latest; it applies when a query is new, afterwards its checkpoint"
-        " determines where it continues"
+        "set startingOffsets to earliest or latest; startingOffsets applies only to a new query, which afterwards"
+        " continues from its checkpoint"
     ),
     "key.deserializer": "keys are read as bytes: deserialize them with DataFrame operations",
     "value.deserializer": "values are read as bytes: deserialize them with DataFrame operations",
-    "enable.auto.commit": "offsets are kept in the query's checkpoint; groupId commits them as a consumer group's",
+    "enable.auto.commit": "offsets are kept in the query's checkpoint; set groupId to commit them for a group too",
 }
 REFUSED_BY_SINK = {
     **_REFUSED_BY_BOTH,
@@ -255,7 +256,7 @@ class SourceOptions(msgspec.Struct, frozen=True):
 
 
 def _archive(options: Options, streaming: bool, starting: Limit, ending: Limit) -> str | None:
-    """The directory of the archive with whose records a batch begins."""
+    """Returns the directory of the archive, whose records a batch reads first. Raises MqdOptionError."""
     path = options.text("archive")
     if path is None:
         return None

@@ -1,4 +1,4 @@
-"""Measures over windows of event time."""
+"""Computes measures over windows of event time."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Archives topics as Parquet files: `PATH/topic=T/date=D/*.parquet`.
 
 Each task of a batch writes its own files (mqd/spark/pipelines/parquet.py), and one commit
-(mqd/spark/pipelines/manifest.py) makes them valid. When Spark repeats a batch after a crash, it
-finds the batch's commit, or writes the batch again under new names; either way each record counts
+(mqd/spark/pipelines/manifest.py) makes them valid. When Spark repeats a batch after a crash, either
+the batch is already committed, or its files are written again under new names: each record counts
 once.
 """
 
@@ -87,7 +87,7 @@ def write(records: DataFrame, archive: Archive, prefix: str) -> list[ArchivedFil
 
 
 def scan(spark: SparkSession, tasks: Sequence[Sequence[ArchivedTask]], columns: Sequence[str]) -> DataFrame:
-    """The given columns of archived records; `offset` must be one of them. Each element of `tasks`
+    """Returns the given columns of archived records; `offset` must be one of them. Each element of `tasks`
     becomes a Spark partition, which has the log's partitions one after another, each in the order
     of offsets.
     """

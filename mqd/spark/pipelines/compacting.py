@@ -23,9 +23,9 @@ COMPACTION_BATCH = -1
 def find_due(
     archive: Archive, file_bytes: int, files_min: int, excluded: Collection[str] = ()
 ) -> list[list[ArchivedFile]]:
-    """Groups of files worth merging, each of one topic and day, and at most `file_bytes` together.
-    A day has groups if at least `files_min` of its files are smaller than half of `file_bytes`,
-    and the largest of these is no larger than the others together.
+    """Returns groups of files worth merging. The files of a group are of one topic and day, and have
+    at most `file_bytes` in total. A day has groups if at least `files_min` of its files are smaller
+    than half of `file_bytes`, and the largest of these is no larger than the others together.
 
     excluded: paths of files that cannot be compacted; the other files of their day still are.
     """

@@ -199,8 +199,8 @@ class Archive:
 
     def has_batch(self, query: str, number: int, ends: Mapping[str, Mapping[str, int]] | None = None) -> bool:
         """Whether a batch is in the archive. ends: its end offsets. Raises ArchiveError if the
-        archive has a batch of that number, but this one extends beyond the archive, and so is a
-        different one.
+        archive has a batch of that number, but `ends` are beyond the archive's end offsets: then
+        this is a different batch.
         """
         if number > self.batches.get(query, -1):
             return False
@@ -217,7 +217,7 @@ class Archive:
 
     def commit(self, commit: Commit) -> None:
         """Writes the next commit. Raises ArchiveError if another writer has written one meanwhile,
-        or if it would break an invariant.
+        or if `commit` would break an invariant.
         """
         if commit.batch >= 0 and commit.batch <= self.batches.get(commit.query, -1):
             offsets = "; ".join(file.offsets for file in commit.added) or "nothing"
@@ -276,8 +276,9 @@ class Archive:
         return deleted
 
     def sweep(self, now: float | None = None) -> None:
-        """Deletes the files that commits removed more than KEEP_S ago, as far as this object has read
-        these commits: a vacuum without a listing, for a writer that runs for months.
+        """Deletes the files that were removed more than KEEP_S ago by commits that this object has
+        read or written. Unlike vacuum(), this lists no directory; it is for a writer that runs for
+        months.
         """
         now = time.time() if now is None else now
         for path, removed_ms in self._removed.items():

@@ -141,8 +141,8 @@ def _split_by_day(batch: pa.RecordBatch) -> Iterator[tuple[str, str, pa.RecordBa
 
 
 def _clamp_dates(dates: pa.Array) -> pa.Array:
-    """A record's time is set by its producer: dates before DAY_MIN or after DAY_MAX are filed under
-    these limits. The timestamp itself is unchanged.
+    """Replaces dates before DAY_MIN or after DAY_MAX by these limits: producers may set any
+    timestamp. The timestamps themselves are unchanged.
     """
     days = dates.cast(pa.int32())
     return pc.min_element_wise(pc.max_element_wise(days, DAY_MIN), DAY_MAX).cast(pa.int32()).cast(pa.date32())
@@ -256,8 +256,8 @@ def read_in_order(tasks: Iterable[ArchivedTask], names: Sequence[str]) -> Iterat
 
     Around midnight, offsets of two days' files may interleave: overlapping files are merged, batch
     by batch. `tasks` must include all overlapping files of a day: if two of them are compacted
-    meanwhile, either task reads the records of both from the new file, and _merge drops the second
-    copies.
+    meanwhile, each of their tasks reads the records of both from the new file, and _merge drops the
+    second copies.
     """
     overlapping: list[ArchivedTask] = []
     end: tuple[str, int, int] | None = None
@@ -289,8 +289,8 @@ def _merge(tasks: list[ArchivedTask], names: Sequence[str]) -> Iterator[pa.Recor
                 open_files.append(file)
         if not open_files:
             continue
-        until = min(file.last_offset for file in open_files)
-        parts = [part for file in open_files if (part := file.take(until)) is not None]
+        until_offset = min(file.last_offset for file in open_files)
+        parts = [part for file in open_files if (part := file.take(until_offset)) is not None]
         open_files = [file for file in open_files if file.batch is not None]
         yield from _drop_duplicates(pa.Table.from_batches(parts).sort_by("offset").combine_chunks()).to_batches()
 
@@ -309,7 +309,7 @@ def _drop_duplicates(table: pa.Table) -> pa.Table:
 
 
 def _raise_open_file_limit(count: int) -> None:
-    """Allows `count` files to be open at the same time, as far as the system permits."""
+    """Allows `count` files, or as many as the system permits, to be open at the same time."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < count + 256:
         resource.setrlimit(
@@ -329,11 +329,11 @@ class _FileReader:
     def last_offset(self) -> int:
         return self.batch.column("offset")[-1].as_py()
 
-    def take(self, until: int) -> pa.RecordBatch | None:
-        """Returns the records up to the offset `until`, inclusive, which is not above the batch's
-        last.
+    def take(self, until_offset: int) -> pa.RecordBatch | None:
+        """Returns the records up to and including `until_offset`, which must not exceed
+        `last_offset`.
         """
-        count = pc.sum(pc.less_equal(self.batch.column("offset"), until)).as_py()
+        count = pc.sum(pc.less_equal(self.batch.column("offset"), until_offset)).as_py()
         taken = self.batch.slice(0, count)
         self.batch = self.batch.slice(count) if count < self.batch.num_rows else next(self._batches, None)
         return taken if count else None
