@@ -104,7 +104,7 @@ class MetadataUsers:
         return Verifier(credential.salt, credential.iterations, credential.stored_key, credential.server_key)
 
     def decoy_secret(self) -> str:
-        return self._metadata.broker_config.get(scram.DECOY_SECRET, "")
+        return self._metadata.broker_config.get(scram.DECOY_SECRET_PROPERTY, "")
 
     def parameter_counts(self, mechanism: str | None) -> Mapping[CredentialParameters, int]:
         """Computed on first use after each change of users."""
@@ -195,8 +195,8 @@ def options_of(config: Mapping[str, str], listener: listeners.Listener) -> Liste
     )
 
 
-def _oauth_options(settings: Mapping[str, str]) -> oauth.Options:
-    return oauth.Options(
+def _oauth_options(settings: Mapping[str, str]) -> oauth.IssuerOptions:
+    return oauth.IssuerOptions(
         settings["sasl.oauthbearer.jwks.endpoint.url"],
         settings["sasl.oauthbearer.expected.issuer"],
         tuple(settings["sasl.oauthbearer.expected.audience"].split(",")),

@@ -30,7 +30,7 @@ import msgspec
 from mqd.cli import secure
 from mqd.cli.common import CliError
 from mqd.security import host_identity, pki
-from mqd.security.pki import Pair
+from mqd.security.pki import CertifiedKey
 
 MESSAGE_BYTES_MAX = 256 << 10
 CONNECTION_TIMEOUT_S = 10.0
@@ -125,7 +125,7 @@ class Invitation:
     ) -> None:
         self._files, self._print = files, print_line
         try:
-            self._authority = Pair(files.ca.read_bytes(), files.ca_key.read_bytes())
+            self._authority = CertifiedKey(files.ca.read_bytes(), files.ca_key.read_bytes())
             self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             self._context.minimum_version = ssl.TLSVersion.TLSv1_3
             self._context.load_cert_chain(files.host)

@@ -30,7 +30,7 @@ from mqd.cli.common import CliError
 from mqd.protocol.errors import ERRORS
 
 if TYPE_CHECKING:
-    from mqd.security.pki import Pair
+    from mqd.security.pki import CertifiedKey
 
 ADMIN = "admin"
 ADMIN_TIMEOUT_S = 30.0
@@ -200,17 +200,17 @@ def describe_certificate(name: str, hosts: Iterable[str]) -> str:
     return f"the broker {name} ({names})" if names else f"the client {name}"
 
 
-def _ensure_authority(paths: Files, now: datetime.datetime) -> Pair:
+def _ensure_authority(paths: Files, now: datetime.datetime) -> CertifiedKey:
     from mqd.security import pki
-    from mqd.security.pki import Pair
+    from mqd.security.pki import CertifiedKey
 
     if not paths.ca.exists():
         authority = pki.make_authority("mqd", now)
         _write(paths.ca_key, authority.key)
         _write(paths.ca, authority.certificate)
     if not paths.ca_key.exists():
-        return Pair(paths.ca.read_bytes(), b"")
-    return Pair(paths.ca.read_bytes(), paths.ca_key.read_bytes())
+        return CertifiedKey(paths.ca.read_bytes(), b"")
+    return CertifiedKey(paths.ca.read_bytes(), paths.ca_key.read_bytes())
 
 
 def _needs_renewal(paths: Files, hosts: list[str], now: datetime.datetime) -> bool:

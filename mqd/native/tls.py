@@ -35,7 +35,7 @@ class TlsFile(msgspec.Struct, frozen=True):
 
     content: bytes
     password: str | None = None
-    pkcs12: bool = False
+    is_pkcs12: bool = False
 
     def __repr__(self) -> str:
         return f"TlsFile({len(self.content)} bytes)"
@@ -74,20 +74,20 @@ class TlsContext:
     """
 
     def __init__(self, settings: TlsSettings):
-        held: list[Any] = []
+        kept_alive: list[Any] = []
         native = ffi.new("struct mqd_tls_settings *")
         identities = ffi.new("struct mqd_tls_identity[]", len(settings.identities))
         for target, identity in zip(identities, settings.identities, strict=True):
-            _fill(target.chain, identity.chain, held)
+            _fill(target.chain, identity.chain, kept_alive)
             if identity.key is not None:
-                _fill(target.key, identity.key, held)
+                _fill(target.key, identity.key, kept_alive)
         native.identities, native.identity_count = identities, len(settings.identities)
         native.client_auth = settings.client_auth
         if settings.trust is not None:
-            _fill(native.trust, settings.trust, held)
+            _fill(native.trust, settings.trust, kept_alive)
         native.version_min, native.version_max = settings.version_min, settings.version_max
-        held += [ffi.new("char[]", settings.ciphers_12.encode()), ffi.new("char[]", settings.ciphers_13.encode())]
-        native.ciphers_12, native.ciphers_13 = held[-2:]
+        kept_alive += [ffi.new("char[]", settings.ciphers_12.encode()), ffi.new("char[]", settings.ciphers_13.encode())]
+        native.ciphers_12, native.ciphers_13 = kept_alive[-2:]
         native.ticket_key = settings.ticket_key
         native.between_hosts = settings.between_hosts
         context = lib.mqd_tls_context_create(native)
@@ -118,10 +118,10 @@ def context_between_hosts(certificate: bytes, key: bytes, ca: bytes) -> TlsConte
     )
 
 
-def _fill(target: Any, file: TlsFile, held: list[Any]) -> None:
+def _fill(target: Any, file: TlsFile, kept_alive: list[Any]) -> None:
     memory = bytes_of(file.content, writable=False)
-    held.append(memory)
-    target.bytes, target.size_bytes, target.pkcs12 = memory, len(file.content), file.pkcs12
+    kept_alive.append(memory)
+    target.bytes, target.size_bytes, target.pkcs12 = memory, len(file.content), file.is_pkcs12
     if file.password is not None:
-        held.append(ffi.new("char[]", file.password.encode()))
-        target.password = held[-1]
+        kept_alive.append(ffi.new("char[]", file.password.encode()))
+        target.password = kept_alive[-1]

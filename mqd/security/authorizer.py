@@ -47,7 +47,7 @@ _UNNAMED = "hardcode"
 class Verdict(NamedTuple):
     """A decision with its reason, for human readers."""
 
-    allowed: bool
+    is_allowed: bool
     reason: str
     binding: AclBinding | None = None
 

@@ -38,7 +38,7 @@ class WrongHost(ConnectionError):
     """The peer's certificate does not belong to the node that the peer claims to be."""
 
 
-class Files(msgspec.Struct, frozen=True):
+class PemFiles(msgspec.Struct, frozen=True):
     """All in PEM. `certificate`: this host's, followed by those that lead to a CA. The repr shows
     no contents.
     """
@@ -48,7 +48,7 @@ class Files(msgspec.Struct, frozen=True):
     ca: bytes
 
     def __repr__(self) -> str:
-        return "Files()"
+        return "PemFiles()"
 
 
 def load(config: Mapping[str, str]) -> "HostIdentity | None":
@@ -120,9 +120,9 @@ class HostIdentity:
         self.files, self.server, self.client = self._read()
         return True
 
-    def _read(self) -> tuple[Files, ssl.SSLContext, ssl.SSLContext]:
+    def _read(self) -> tuple[PemFiles, ssl.SSLContext, ssl.SSLContext]:
         """Raises ConfigError."""
-        files = Files(*(_read_file(name, self._paths[name]) for name in NAMES))
+        files = PemFiles(*(_read_file(name, self._paths[name]) for name in NAMES))
         _check_node(files.certificate, self._paths[CERTIFICATE], self.node_id)
         try:
             return files, _context(files, ssl.PROTOCOL_TLS_SERVER), _context(files, ssl.PROTOCOL_TLS_CLIENT)
@@ -163,7 +163,7 @@ def _check_node(certificate: bytes, path: str, node_id: int) -> None:
     )
 
 
-def _context(files: Files, protocol: int) -> ssl.SSLContext:
+def _context(files: PemFiles, protocol: int) -> ssl.SSLContext:
     """Raises ssl.SSLError, ValueError."""
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3

@@ -29,7 +29,7 @@ _REFUSAL = json.dumps({"status": "invalid_token"}).encode()
 RunInThread = Callable[[Callable[[], "Claims"]], Awaitable["Claims"]]
 
 
-class Options(msgspec.Struct, frozen=True):
+class IssuerOptions(msgspec.Struct, frozen=True):
     url: str  # of the issuer's keys (JWKS): https: or file:
     issuer: str
     audiences: tuple[str, ...]
@@ -60,7 +60,7 @@ def read_keys(url: str) -> dict[str, Any]:
 class Issuer:
     """Checks the tokens of one issuer; caches its keys. Any thread may call it."""
 
-    def __init__(self, options: Options, read: Callable[[str], Mapping[str, Any]] = read_keys) -> None:
+    def __init__(self, options: IssuerOptions, read: Callable[[str], Mapping[str, Any]] = read_keys) -> None:
         self.options = options
         self._read = read
         self._lock = threading.Lock()

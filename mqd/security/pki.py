@@ -20,14 +20,14 @@ _SKEW = datetime.timedelta(hours=1)  # clients' clocks may be behind
 _DAY = datetime.timedelta(days=1)
 
 
-class Pair(msgspec.Struct, frozen=True):
+class CertifiedKey(msgspec.Struct, frozen=True):
     """A certificate and its private key, both PEM; the key is PKCS 8, unencrypted."""
 
     certificate: bytes
     key: bytes
 
 
-def make_authority(name: str, now: datetime.datetime) -> Pair:
+def make_authority(name: str, now: datetime.datetime) -> CertifiedKey:
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
     certificate = (
@@ -37,7 +37,7 @@ def make_authority(name: str, now: datetime.datetime) -> Pair:
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA256())
     )
-    return _pair(certificate, key)
+    return _certified_key(certificate, key)
 
 
 def node_uri(node_id: int) -> str:
@@ -50,14 +50,14 @@ def _names_of_host(node_id: int) -> tuple[str, list[x509.GeneralName]]:
     return f"mqd host {node_id}", [x509.UniformResourceIdentifier(node_uri(node_id))]
 
 
-def issue_host(authority: Pair, node_id: int, now: datetime.datetime) -> Pair:
+def issue_host(authority: CertifiedKey, node_id: int, now: datetime.datetime) -> CertifiedKey:
     """A certificate by which a host proves its node id to the other hosts of its cluster. Raises
     ValueError.
     """
     return _issue(authority, *_names_of_host(node_id), now)
 
 
-def issue(authority: Pair, name: str, hosts: Sequence[str], now: datetime.datetime) -> Pair:
+def issue(authority: CertifiedKey, name: str, hosts: Sequence[str], now: datetime.datetime) -> CertifiedKey:
     """A certificate for a broker or client with this common name. `hosts`: the names and addresses
     of a broker; empty for a client. They never become a node URI, so no host can prove its node id
     with the certificate. Raises ValueError if the authority's key does not match its certificate.
@@ -71,17 +71,17 @@ def make_signing_request() -> tuple[bytes, bytes]:
     """
     key = ec.generate_private_key(ec.SECP256R1())
     request = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([])).sign(key, hashes.SHA256())
-    return request.public_bytes(serialization.Encoding.PEM), _key_text(key)
+    return request.public_bytes(serialization.Encoding.PEM), _key_pem(key)
 
 
-def sign(authority: Pair, request: bytes, name: str, hosts: Sequence[str], now: datetime.datetime) -> bytes:
+def sign(authority: CertifiedKey, request: bytes, name: str, hosts: Sequence[str], now: datetime.datetime) -> bytes:
     """Like issue(), but signs the key of a certificate signing request. Returns the certificates as
     PEM. Raises ValueError.
     """
     return _sign(authority, _key_of_request(request), name, _alternative_names(hosts), now)
 
 
-def sign_host(authority: Pair, request: bytes, node_id: int, now: datetime.datetime) -> bytes:
+def sign_host(authority: CertifiedKey, request: bytes, node_id: int, now: datetime.datetime) -> bytes:
     """Like issue_host(), but signs the key of a certificate signing request. Returns the
     certificates as PEM. Raises ValueError.
     """
@@ -96,13 +96,15 @@ def _key_of_request(request: bytes) -> ec.EllipticCurvePublicKey:
     return key
 
 
-def _issue(authority: Pair, name: str, names: Sequence[x509.GeneralName], now: datetime.datetime) -> Pair:
+def _issue(
+    authority: CertifiedKey, name: str, names: Sequence[x509.GeneralName], now: datetime.datetime
+) -> CertifiedKey:
     key = ec.generate_private_key(ec.SECP256R1())
-    return Pair(_sign(authority, key.public_key(), name, names, now), _key_text(key))
+    return CertifiedKey(_sign(authority, key.public_key(), name, names, now), _key_pem(key))
 
 
 def _sign(
-    authority: Pair,
+    authority: CertifiedKey,
     key: ec.EllipticCurvePublicKey,
     name: str,
     names: Sequence[x509.GeneralName],
@@ -133,7 +135,7 @@ def _sign(
     return certificate.public_bytes(serialization.Encoding.PEM) + authority.certificate
 
 
-def renew(authority: Pair, certificate: bytes, now: datetime.datetime) -> Pair:
+def renew(authority: CertifiedKey, certificate: bytes, now: datetime.datetime) -> CertifiedKey:
     """Issues a new key and certificate with the names of the first certificate in a PEM file. Raises
     ValueError.
     """
@@ -214,11 +216,11 @@ def _key_usage(signs_certificates: bool) -> x509.KeyUsage:
     )
 
 
-def _pair(certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> Pair:
-    return Pair(certificate.public_bytes(serialization.Encoding.PEM), _key_text(key))
+def _certified_key(certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> CertifiedKey:
+    return CertifiedKey(certificate.public_bytes(serialization.Encoding.PEM), _key_pem(key))
 
 
-def _key_text(key: ec.EllipticCurvePrivateKey) -> bytes:
+def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )

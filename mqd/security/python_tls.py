@@ -83,7 +83,7 @@ def pem_of_pkcs12(store: TlsFile) -> bytes:
 
 
 def _certificates(trust: TlsFile) -> str:
-    if not trust.pkcs12:
+    if not trust.is_pkcs12:
         return trust.content.decode("ascii", "replace")
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.serialization import pkcs12

@@ -128,7 +128,7 @@ def ticket_key(secret: bytes, listener: Listener, config: Mapping[str, str], now
     return b"".join(blocks)[:TICKET_KEY_BYTES]
 
 
-def read(config: Mapping[str, str], listener: Listener, tickets: bytes | None = None) -> TlsSettings:
+def read(config: Mapping[str, str], listener: Listener, session_ticket_key: bytes | None = None) -> TlsSettings:
     """Raises ConfigError."""
     settings = _ListenerSettings(config, listener)
     client_auth = ClientAuth[str(settings.value("ssl.client.auth")).upper()]
@@ -148,7 +148,7 @@ def read(config: Mapping[str, str], listener: Listener, tickets: bytes | None = 
         version_max=max(versions),
         ciphers_12=ciphers_12,
         ciphers_13=ciphers_13,
-        ticket_key=tickets or bytes(TICKET_KEY_BYTES),
+        ticket_key=session_ticket_key or bytes(TICKET_KEY_BYTES),
     )
 
 
@@ -226,7 +226,7 @@ class _ListenerSettings:
             store_password = self.text("ssl.keystore.password")
             if password and password != store_password:
                 raise self.error("ssl.key.password", "a PKCS12 file has one password: ssl.keystore.password")
-            return (TlsIdentity(TlsFile(content, store_password, pkcs12=True)),)
+            return (TlsIdentity(TlsFile(content, store_password, is_pkcs12=True)),)
         identities = tuple(
             TlsIdentity(TlsFile(certificates), TlsFile(key_text, password))
             for certificates, key_text in split_by_key(content)
@@ -248,8 +248,8 @@ class _ListenerSettings:
         content = self._content("ssl.truststore.location")
         if content is None:
             return None
-        pkcs12 = self._is_pkcs12("ssl.truststore", content)
-        return TlsFile(content, self.text("ssl.truststore.password") if pkcs12 else None, pkcs12)
+        is_pkcs12 = self._is_pkcs12("ssl.truststore", content)
+        return TlsFile(content, self.text("ssl.truststore.password") if is_pkcs12 else None, is_pkcs12)
 
     def versions_and_ciphers(self) -> tuple[list[int], str, str]:
         """The versions, and the suites of TLS 1.2 and 1.3 by OpenSSL's names. A version for which

@@ -47,7 +47,7 @@ class World:
     def __init__(self) -> None:
         key = rsa.generate_private_key(65537, 2048)
         published = json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(key.public_key()))
-        options = oauth.Options("https://issuer.example/keys", "https://issuer.example", ("kafka",))
+        options = oauth.IssuerOptions("https://issuer.example/keys", "https://issuer.example", ("kafka",))
         issuer = oauth.Issuer(options, lambda _url: {"keys": [{**published, "kid": "one", "use": "sig"}]})
         claims = {"sub": "alice", "iss": options.issuer, "aud": "kafka", "exp": int(time.time()) + 86400}
         self._bearer = jwt.encode(claims, key, "RS256", {"kid": "one"}).encode()

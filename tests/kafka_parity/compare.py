@@ -14,7 +14,7 @@ from mqd.protocol import KNOWN, ProtocolError
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import message_of
 from mqd.protocol.records import HEADER_BYTES, decode_batch_header
-from mqd.protocol.schema.language import OWN_TAG, Versions
+from mqd.protocol.schema.language import OWN_TAG_MIN, Versions
 from tests.kafka_parity.model import PREFIX, World
 from tests.kafka_parity.sides import Outcome
 
@@ -264,7 +264,7 @@ def normal(value: object, version: int, world: World, name: str = "") -> object:
         return {
             field.name: normal(getattr(value, field.name), version, world, field.name)
             for field in spec.fields
-            if version in field.versions and field.tag < OWN_TAG
+            if version in field.versions and field.tag < OWN_TAG_MIN
         }
     if isinstance(value, list):
         return [normal(item, version, world, name) for item in value if not _is_foreign(item, world)]

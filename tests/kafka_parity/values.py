@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mqd.protocol import KNOWN
 from mqd.protocol.messages import message_class, message_of
-from mqd.protocol.schema.language import FIXED, INTEGERS, OWN_TAG, Field, Struct
+from mqd.protocol.schema.language import FIXED, INTEGERS, OWN_TAG_MIN, Field, Struct
 from tests.kafka_parity.compare import IDENTITIES
 from tests.kafka_parity.model import NO_UUID, Batch, Ref
 
@@ -227,7 +227,7 @@ class Generator:
     def _struct(self, spec: Struct, cls: type) -> object:
         values = {}
         for field in spec.fields:
-            if self._version in field.versions and field.tag < OWN_TAG:
+            if self._version in field.versions and field.tag < OWN_TAG_MIN:
                 values[field.name] = self._field(field)
         if {"name", "value"} <= values.keys() and self._api in (
             "CreateTopics",

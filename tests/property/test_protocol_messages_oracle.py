@@ -32,7 +32,7 @@ from mqd.protocol.api import decode_request, decode_response, encode_request, en
 from mqd.protocol.errors import ERRORS
 from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import message_class, message_of
-from mqd.protocol.schema.language import INTEGERS, OWN_TAG, Field, Struct
+from mqd.protocol.schema.language import INTEGERS, OWN_TAG_MIN, Field, Struct
 from tests.tiers import examples
 
 QUICK = settings(max_examples=examples(4, 8), deadline=None, suppress_health_check=list(HealthCheck), database=None)
@@ -98,7 +98,7 @@ def values(field: Field, root: type, version: int) -> st.SearchStrategy:
 
 
 def structs(struct_: Struct, cls: type, root: type, version: int) -> st.SearchStrategy:
-    fields = [field for field in struct_.fields if version in field.versions and field.tag < OWN_TAG]
+    fields = [field for field in struct_.fields if version in field.versions and field.tag < OWN_TAG_MIN]
     return st.builds(cls, **{field.name: values(field, root, version) for field in fields})
 
 
@@ -161,7 +161,9 @@ def assert_same(ours: object, kios: object, version: int, path: str) -> None:
             expected = -1  # kio's null time
         assert ours == expected, f"{path}: {ours!r} {kios!r}"
         return
-    fields = [field for field in message_of(type(ours))[1].fields if version in field.versions and field.tag < OWN_TAG]
+    fields = [
+        field for field in message_of(type(ours))[1].fields if version in field.versions and field.tag < OWN_TAG_MIN
+    ]
     theirs = dataclasses.fields(kios)
     assert len(fields) == len(theirs), f"{path}: {[field.name for field in fields]} {[field.name for field in theirs]}"
     for mine, other in zip(fields, theirs, strict=True):

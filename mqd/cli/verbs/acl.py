@@ -237,9 +237,9 @@ def explain(settings: Settings, principal: str, operation: str, resource: str, h
     verdict = _or_usage_error(_verdict, _authorizer(settings), principal, operation, resource, host)
     rule = " ".join(rule_columns(verdict.binding)) if verdict.binding is not None else None
     if settings.json:
-        emit_json({"allowed": verdict.allowed, "reason": verdict.reason, "rule": rule})
+        emit_json({"allowed": verdict.is_allowed, "reason": verdict.reason, "rule": rule})
     else:
-        outcome = f"{'allowed' if verdict.allowed else 'denied'}: {verdict.reason}"
+        outcome = f"{'allowed' if verdict.is_allowed else 'denied'}: {verdict.reason}"
         click.echo(f"{outcome}: {rule}" if rule else outcome)
 
 
@@ -268,7 +268,7 @@ def test(settings: Settings, file: Any) -> None:
         except ValueError as error:
             raise CliError(f"{file.name}:{number}: {error}", 2) from None
         count += 1
-        if verdict.allowed != (match[2] == "can"):
+        if verdict.is_allowed != (match[2] == "can"):
             contradicted.append({"line": number, "text": line, "reason": verdict.reason})
     if settings.json:
         emit_json({"checked": count, "wrong": contradicted})

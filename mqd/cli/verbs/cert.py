@@ -12,7 +12,7 @@ from mqd.cli.common import CliError
 
 if TYPE_CHECKING:
     from mqd.cli.secure import Files
-    from mqd.security.pki import Pair
+    from mqd.security.pki import CertifiedKey
 
 _DATA_DIR = click.option(
     "--data-dir",
@@ -140,12 +140,12 @@ def create(name: str, hosts: tuple[str, ...], out: Path, data_dir: Path | None) 
     return 0
 
 
-def _load_ca(paths: "Files") -> "Pair":
+def _load_ca(paths: "Files") -> "CertifiedKey":
     """The CA's certificate and key. Raises CliError."""
     from mqd.security import pki
 
     try:
-        return pki.Pair(paths.ca.read_bytes(), paths.ca_key.read_bytes())
+        return pki.CertifiedKey(paths.ca.read_bytes(), paths.ca_key.read_bytes())
     except OSError as error:
         raise CliError(f"the CA in {paths.directory} cannot be used: {error}") from None
 

@@ -33,9 +33,9 @@ import re
 import msgspec
 
 NEWEST = 32767
-# Tags from here on belong to mqd's own fields. Most of those in responses are sent only if the
+# Tags from this one on belong to mqd's own fields. Most of those in responses are sent only if the
 # request has one too.
-OWN_TAG = 9100
+OWN_TAG_MIN = 9100
 INTEGERS = {
     "int8": ("b", 1),
     "int16": ("h", 2),

@@ -50,7 +50,7 @@ def test_salts_are_the_same_on_all_hosts(tmp_path: Path) -> None:
             )
             response = admin.call(51, 0, AlterUserScramCredentialsRequest(upsertions=[made]))
             assert response.results[0].error_code == 0
-            asked = DescribeConfigsRequest.Resource(4, "", [scram.DECOY_SECRET])
+            asked = DescribeConfigsRequest.Resource(4, "", [scram.DECOY_SECRET_PROPERTY])
             (shown,) = admin.call(32, 4, DescribeConfigsRequest(resources=[asked])).results
             assert [(entry.is_sensitive, entry.value) for entry in shown.configs] == [(True, None)]
         before = salts(one)

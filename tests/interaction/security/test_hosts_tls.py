@@ -51,7 +51,7 @@ class WatchedCluster(Cluster):
     def folder(self, node_id: int) -> Path:
         return self._directory / f"host-{node_id}"
 
-    def certify(self, node_id: int, pair: pki.Pair) -> None:
+    def certify(self, node_id: int, pair: pki.CertifiedKey) -> None:
         write(self.folder(node_id) / "host.pem", pair.key + pair.certificate)
 
     def stop(self) -> None:

@@ -23,7 +23,7 @@ from mqd.protocol.api import decode_request, encode_response
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import ListTransactionsResponse, WriteTxnMarkersRequest, WriteTxnMarkersResponse
 from mqd.security import pki
-from mqd.security.pki import Pair
+from mqd.security.pki import CertifiedKey
 from tests.ports import free_port
 from tests.recorder import Recorder
 from tests.unit.acceptor.test_cluster import NODE, SECRET, broker_image, made, partition, topic
@@ -378,7 +378,7 @@ def test_an_unresolvable_host_is_not_reached() -> None:
 # -- TLS -------------------------------------------------------------------------------------------
 
 
-def secured(tmp_path, node: int, pair: Pair | None = None) -> Credentials:
+def secured(tmp_path, node: int, pair: CertifiedKey | None = None) -> Credentials:
     return Credentials([SECRET], host(tmp_path, node, pair=pair))
 
 

@@ -102,7 +102,7 @@ def test_certificates_that_expire_soon_are_fetched_again(first, tmp_path):
     with invitation(first) as (token, _, _):
         joining.join(token, data_dir, NAMES)
     places = secure.files(data_dir)
-    own = pki.Pair(first.ca.read_bytes(), first.ca_key.read_bytes())
+    own = pki.CertifiedKey(first.ca.read_bytes(), first.ca_key.read_bytes())
     pair = pki.issue_host(own, 4, datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=61))
     places.host.write_bytes(pair.key + pair.certificate)
     assert joining.has_joined(msgspec.structs.replace(token, expires_s=1), data_dir), (
@@ -145,7 +145,7 @@ def test_an_invitation_needs_the_secret(first, tmp_path):
 def test_the_secret_is_only_sent_to_a_host_of_the_authority(first, tmp_path):
     """J1: neither to another authority, nor to a client of this one."""
     stranger = secure.prepare(tmp_path / "stranger", 1, ["localhost"])
-    own = pki.Pair(first.ca.read_bytes(), first.ca_key.read_bytes())
+    own = pki.CertifiedKey(first.ca.read_bytes(), first.ca_key.read_bytes())
     pair = pki.issue(own, "alice", ("localhost",), datetime.datetime.now(datetime.UTC))
     for inviter, words in ((stranger, "peer's certificate is refused"), (first, "it is not a host of the cluster")):
         if inviter is first:

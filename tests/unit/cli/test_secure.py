@@ -130,7 +130,7 @@ def test_two_concurrent_first_starts_create_one_authority(tmp_path, monkeypatch)
     """Without a lock the second would get here while the first waits here."""
     made, both, make = [], threading.Barrier(2), pki.make_authority
 
-    def make_authority(name: str, now: datetime.datetime) -> pki.Pair:
+    def make_authority(name: str, now: datetime.datetime) -> pki.CertifiedKey:
         made.append(name)
         with contextlib.suppress(threading.BrokenBarrierError):
             both.wait(0.3)
@@ -140,7 +140,7 @@ def test_two_concurrent_first_starts_create_one_authority(tmp_path, monkeypatch)
     with ThreadPoolExecutor(2) as threads:
         first, second = threads.map(lambda _: secure.prepare(tmp_path, 1, HOSTS, NOW), range(2))
     assert first == second and len(made) == 1
-    assert pki.renew(pki.Pair(first.ca.read_bytes(), first.ca_key.read_bytes()), first.broker.read_bytes(), NOW)
+    assert pki.renew(pki.CertifiedKey(first.ca.read_bytes(), first.ca_key.read_bytes()), first.broker.read_bytes(), NOW)
 
 
 def test_the_names_of_a_broker():

@@ -6,14 +6,14 @@ from pathlib import Path
 
 from mqd.security import host_identity, pki
 from mqd.security.host_identity import HostIdentity
-from mqd.security.pki import Pair
+from mqd.security.pki import CertifiedKey
 
 NOW = datetime.datetime.now(datetime.UTC)
 LONG_AGO = NOW - datetime.timedelta(days=pki.CERTIFICATE_DAYS + 1)
 
 
 @functools.cache
-def authority(name: str = "mqd test") -> Pair:
+def authority(name: str = "mqd test") -> CertifiedKey:
     return pki.make_authority(name, NOW)
 
 
@@ -24,7 +24,7 @@ def write(path: Path, content: bytes, mode: int = 0o600) -> None:
     beside.replace(path)
 
 
-def config_of(folder: Path, pair: Pair, node_id: int, tls: str = "required") -> dict[str, str]:
+def config_of(folder: Path, pair: CertifiedKey, node_id: int, tls: str = "required") -> dict[str, str]:
     """One file for the certificate and its key."""
     folder.mkdir(exist_ok=True)
     write(folder / "host.pem", pair.key + pair.certificate)
@@ -37,7 +37,7 @@ def config_of(folder: Path, pair: Pair, node_id: int, tls: str = "required") -> 
     }
 
 
-def host(folder: Path, node_id: int, tls: str = "required", pair: Pair | None = None) -> HostIdentity:
+def host(folder: Path, node_id: int, tls: str = "required", pair: CertifiedKey | None = None) -> HostIdentity:
     """`pair`: replaces the host's own, once it has started."""
     found = host_identity.load(
         config_of(folder / str(node_id), pki.issue_host(authority(), node_id, NOW), node_id, tls)
@@ -48,7 +48,7 @@ def host(folder: Path, node_id: int, tls: str = "required", pair: Pair | None = 
     return found
 
 
-def impose(identity: HostIdentity, folder: Path, pair: Pair) -> None:
+def impose(identity: HostIdentity, folder: Path, pair: CertifiedKey) -> None:
     """A host that does not check its own files, as an attacker would not."""
     write(folder / "host.pem", pair.key + pair.certificate)
     checked, host_identity._check_node = host_identity._check_node, lambda certificate, path, node_id: None

@@ -67,7 +67,7 @@ def test_random_rules(seed: int) -> None:
         name = chance.choice([*NAMES, "z", "abcd", "日"])
         expected = reference.decide(bindings, supers, allow_everyone, principal, host, operation, kind, name)
         assert made.allows(principal, host, operation, kind, name) is expected, (principal, host, operation, name)
-        assert made.explain(principal, host, operation, kind, name).allowed is expected
+        assert made.explain(principal, host, operation, kind, name).is_allowed is expected
         subject = compile_subject(made, principal, host)
         tables = (
             (TOPIC, subject.topics),

@@ -133,7 +133,7 @@ def test_the_secret_for_salts_is_created_with_the_first_password_and_kept() -> N
         change = messages.AlterScramCredentials([], [credential(user)], secret)
         for record in security.alter_scram_credentials(state, change, 2)[2]:
             state.apply(record)
-    assert state.broker_configs == {"": {"log.retention.ms": "1000", scram.DECOY_SECRET: "first"}}
+    assert state.broker_configs == {"": {"log.retention.ms": "1000", scram.DECOY_SECRET_PROPERTY: "first"}}
     state.check()
 
 

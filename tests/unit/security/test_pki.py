@@ -6,18 +6,18 @@ import threading
 import pytest
 
 from mqd.security import pki
-from mqd.security.pki import Pair
+from mqd.security.pki import CertifiedKey
 
 NOW = datetime.datetime.now(datetime.UTC)
 HOSTS = ("localhost", "127.0.0.1", "::1", "broker.example")
 
 
 @pytest.fixture(scope="module")
-def authority() -> Pair:
+def authority() -> CertifiedKey:
     return pki.make_authority("mqd test", NOW)
 
 
-def context(tmp_path, pair: Pair, trusted: bytes, server: bool) -> ssl.SSLContext:
+def context(tmp_path, pair: CertifiedKey, trusted: bytes, server: bool) -> ssl.SSLContext:
     found = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
     (tmp_path / "chain.pem").write_bytes(pair.certificate)
     (tmp_path / "key.pem").write_bytes(pair.key)
@@ -86,4 +86,4 @@ def test_expiry_and_names_of_a_certificate(authority):
 def test_files_of_two_authorities_are_not_mixed(authority):
     other = pki.make_authority("other", NOW)
     with pytest.raises(ValueError, match="does not match its certificate"):
-        pki.issue(Pair(authority.certificate, other.key), "node 1", HOSTS, NOW)
+        pki.issue(CertifiedKey(authority.certificate, other.key), "node 1", HOSTS, NOW)

@@ -57,7 +57,7 @@ def test_plain_refuses_invalid_messages(token):
 KEY = rsa.generate_private_key(65537, 2048)
 OTHER = rsa.generate_private_key(65537, 2048)
 CURVE = ec.generate_private_key(ec.SECP256R1())
-OPTIONS = oauth.Options("https://issuer.example/keys", "https://issuer.example", ("kafka",))
+OPTIONS = oauth.IssuerOptions("https://issuer.example/keys", "https://issuer.example", ("kafka",))
 
 
 def jwk(key, key_id: str, kind=jwt.algorithms.RSAAlgorithm) -> dict:
@@ -78,7 +78,7 @@ def first(bearer: bytes, acts_as: bytes = b"") -> bytes:
     return b"n," + acts_as + b",\x01auth=Bearer " + bearer + b"\x01\x01"
 
 
-def issuer(*keys: dict, options: oauth.Options = OPTIONS) -> Issuer:
+def issuer(*keys: dict, options: oauth.IssuerOptions = OPTIONS) -> Issuer:
     found = keys or (jwk(KEY, "one"), jwk(CURVE, "curve", jwt.algorithms.ECAlgorithm))
     return Issuer(options, lambda url: {"keys": list(found)})
 

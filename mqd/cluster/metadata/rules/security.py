@@ -108,8 +108,8 @@ def alter_scram_credentials(state: MetadataState, change: messages.AlterScramCre
     records: list[Record] = [ScramCredentialRemoved(*key) for key in sorted(removals) if key[0] not in errors]
     records += [ScramCredentialSet(credential) for credential in settings.values() if credential.user not in errors]
     all_brokers_config = state.broker_configs.get("", {})
-    if settings and change.decoy_secret and scram.DECOY_SECRET not in all_brokers_config:
-        records.append(BrokerConfigured("", {**all_brokers_config, scram.DECOY_SECRET: change.decoy_secret}))
+    if settings and change.decoy_secret and scram.DECOY_SECRET_PROPERTY not in all_brokers_config:
+        records.append(BrokerConfigured("", {**all_brokers_config, scram.DECOY_SECRET_PROPERTY: change.decoy_secret}))
     new_count = sum(
         key not in state.scram_credentials for key, credential in settings.items() if credential.user not in errors
     )
