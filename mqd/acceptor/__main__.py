@@ -196,7 +196,7 @@ async def run(client: KeeperClient, layout: paths.Layout) -> int:
         if interbroker_server is not None:
             interbroker_server.start(loop)
         local.start(loop)
-        client.ready(f"metrics_port={port}")
+        client.report_ready(f"metrics_port={port}")
         timer.start(loop)
         watchdog.start(loop, "acceptor")
         certificates_watch = loop.create_task(certificates.run())

@@ -158,7 +158,7 @@ class Process:
         async def leave_and_report() -> None:
             if self.shell is not None and self.server is not None:
                 self.left_epoch = await self.shell.leave()
-            self.client.left()
+            self.client.report_left()
 
         self.leaving = asyncio.get_running_loop().create_task(leave_and_report())
 
@@ -394,7 +394,7 @@ class Process:
         endings: set[asyncio.Future[Any]] = {self.ended, shell.failed, ticking}
         await asyncio.wait({*endings, shell.in_service}, return_when=asyncio.FIRST_COMPLETED)
         if shell.in_service.done():
-            self.client.ready()
+            self.client.report_ready()
             watchdog.start(asyncio.get_running_loop(), "controller")
             await asyncio.wait(endings, return_when=asyncio.FIRST_COMPLETED)
         if ticking.done() and not shell.failed.done():

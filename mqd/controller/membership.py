@@ -36,7 +36,7 @@ class Membership:
         self.seeds = cluster_config.seeds(config)
         self.address = client.welcome.controller_listener or ("", 0)  # as other hosts see it
         self._key = key
-        self._report_waiting = client.waiting
+        self._report_waiting = client.report_waiting
         self._cluster_id = ""
         self._forming: ClusterFormation | None = None
         self._shell: Shell | None = None

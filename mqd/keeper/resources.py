@@ -32,7 +32,7 @@ class Resources(msgspec.Struct):
     cluster: sockets.ClusterSockets | None  # None: this host is not in a cluster
     keeper_socket: socket.socket
     local_listener: socket.socket | None  # None: no local clients (local.attachments.max=0)
-    rendezvous: list[rendezvous.Published]  # links by which local clients find the client socket
+    rendezvous: list[rendezvous.PublishedLink]  # links by which local clients find the client socket
     eventfds: list[int]
     handoffs: list[tuple[socket.socket, socket.socket]]  # by worker: acceptor's end, worker's end
     control: native.Control
@@ -111,9 +111,9 @@ def _make_segments(
         for name, (reserved_bytes, size_bytes) in arenas.items():
             segments.create(name, size_bytes, reserved_bytes).close()
         fds = [
-            segments.descriptor(segments.control_name(name_prefix)),
-            segments.descriptor(segments.control_name(name_prefix), writable=False),
-            *(segments.descriptor(name) for name in (segments.links_name(name_prefix), *arenas)),
+            segments.open_descriptor(segments.control_name(name_prefix)),
+            segments.open_descriptor(segments.control_name(name_prefix), writable=False),
+            *(segments.open_descriptor(name) for name in (segments.links_name(name_prefix), *arenas)),
         ]
     except BaseException:
         segments.clean(name_prefix)
@@ -123,7 +123,7 @@ def _make_segments(
 
 def _listen_local(
     settings: Settings, addresses: list[tuple[str, int]]
-) -> tuple[socket.socket | None, list[rendezvous.Published]]:
+) -> tuple[socket.socket | None, list[rendezvous.PublishedLink]]:
     """Returns the client socket, if there is one, and the links that announce it to clients."""
     path = settings.places.client_socket
     if int(settings.config.get("local.attachments.max", "1024")) == 0:

@@ -26,9 +26,7 @@ MECHANISMS = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 MECHANISM_NUMBERS = {"SCRAM-SHA-256": 1, "SCRAM-SHA-512": 2}  # in Kafka's requests and in our metadata
 ITERATIONS_MIN, ITERATIONS_MAX = 4096, 16384  # Kafka's
 SALT_BYTES = 24
-DECOY_SECRET_PROPERTY = (
-    "sasl.scram.decoy.secret"  # the property with the cluster's secret for the salts of unknown users
-)
+DECOY_SECRET_PROPERTY = "sasl.scram.decoy.secret"  # its value: the cluster's secret for the salts of unknown users
 _NAME = r"(?:[^\x00=,]|=2C|=3D)+"
 _CLIENT_FIRST = re.compile(
     rf"(?P<header>(?P<binding>[ny]),(?:a=(?P<authzid>{_NAME}))?,)"

@@ -3,7 +3,7 @@ shared memory.
 
     client = KeeperClient.connect(run_dir, "worker", 0)     # waits for the keeper, at most 10 s
     ... set up, recover ...
-    client.ready()
+    client.report_ready()
     client.watch(loop, on_death=..., on_shutdown=..., on_parent_death=...)
 
 1. The process never serves without the keeper and supervisord. The socket and pidfds show when one
@@ -12,8 +12,8 @@ shared memory.
    into it.
 3. The process's own arena is mapped writable, every other one read-only.
 
-Concurrency: one thread. The socket blocks until `ready` has been called; after that it is read only
-when it is readable.
+Concurrency: one thread. The socket blocks until report_ready() has been called; after that it is
+read only when it is readable.
 """
 
 from __future__ import annotations
@@ -283,7 +283,7 @@ class KeeperClient:
 
     # -- after attaching ---------------------------------------------------------------------------
 
-    def ready(self, detail: str = "") -> None:
+    def report_ready(self, detail: str = "") -> None:
         """Reports that this process serves now. `detail`: "metrics_port=12345" from the acceptor.
         Raises KeeperError.
         """
@@ -292,14 +292,14 @@ class KeeperClient:
         except OSError as error:
             raise KeeperError("the keeper ended") from error
 
-    def waiting(self, text: str) -> None:
+    def report_waiting(self, text: str) -> None:
         """Reports what this process is waiting for before it can be ready."""
         try:
             send_message(self._connection, Waiting(text[:1000]))
         except OSError:
             pass
 
-    def left(self) -> None:
+    def report_left(self) -> None:
         """Sends the controller's response to Leave. Not needed if the keeper has ended."""
         try:
             send_message(self._connection, Left())

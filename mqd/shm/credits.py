@@ -10,9 +10,9 @@ K2  for each keeper process (`generation`) the first worker that attaches takes 
     recreates the semaphore; a second semaphore holds the generation. A keeper starts only when
     every worker of the previous one is gone, so no process holds credits of the previous
     generation.
-K3  a worker may hold connections up to `granted`; it leases in advance, because connections arrive
-    faster than it checks, and returns unused blocks when the budget runs out, so that no worker
-    starves next to an idle one.
+K3  a worker may hold connections up to `granted_count`; it leases in advance, because connections
+    arrive faster than it checks, and returns unused blocks when the budget runs out, so that no
+    worker starves next to an idle one.
 
 These rules are stated for connections; they apply to memory (local.memory.max.bytes) in MiB.
 
@@ -57,17 +57,17 @@ class Budget(msgspec.Struct, frozen=True):
         """The whole budget."""
         return self.block_size * self.block_count
 
-    def target_blocks(self, connection_count: int, worker_count: int, is_exhausted: bool) -> int:
+    def target_block_count(self, connection_count: int, worker_count: int, is_exhausted: bool) -> int:
         """Returns how many blocks a worker with this many connections should hold. That is most of
         its fair share, because connections can arrive faster than the lease is adjusted. A worker
         that uses more holds the used blocks and some headroom. If the budget is exhausted, a worker
         holds only the used blocks and one more.
         """
-        used_blocks = -(-connection_count // self.block_size)
+        used_block_count = -(-connection_count // self.block_size)
         if is_exhausted:
-            return min(used_blocks + 1, self.block_count)
+            return min(used_block_count + 1, self.block_count)
         share = self.block_count / worker_count
-        return max(1, min(max(int(share * 3 / 4), used_blocks + max(1, int(share / 8))), self.block_count))
+        return max(1, min(max(int(share * 3 / 4), used_block_count + max(1, int(share / 8))), self.block_count))
 
 
 def _key(name: str, number: int) -> int:
@@ -84,7 +84,7 @@ class Credits:
         self._semaphore = open_semaphore(False)
         self.budget = budget
         self._worker_count = worker_count
-        self.held_blocks = 0
+        self.held_block_count = 0
 
     @classmethod
     def attach(
@@ -96,8 +96,8 @@ class Credits:
         worker_count: int,
         property_name: str = "max.connections",
     ) -> "Credits":
-        """`name`: that of the broker's control segment, or local_memory() of it. `lock_path`: a
-        file that the workers of one broker share. Raises OSError with the remedy.
+        """`name`: the name of the broker's control segment, or local_memory_name() of it. `lock_path`:
+        a file that the workers of one broker share. Raises OSError with the remedy.
         """
         budget = Budget.of(connection_count_max, worker_count)
 
@@ -117,42 +117,42 @@ class Credits:
         return cls(open_semaphore, budget, worker_count)
 
     @property
-    def granted(self) -> int:
+    def granted_count(self) -> int:
         """Number of connections that this worker may hold now."""
-        return self.held_blocks * self.budget.block_size
+        return self.held_block_count * self.budget.block_size
 
     @property
-    def free_blocks(self) -> int:
+    def free_block_count(self) -> int:
         return self._semaphore.value
 
     def adjust(self, connection_count: int) -> bool:
-        """Leases or returns blocks; True if `granted` changed. Never returns blocks that
+        """Leases or returns blocks; True if `granted_count` changed. Never returns blocks that
         `connection_count` needs. If the semaphore is gone it is recreated (K4); until that
         succeeds, the held blocks stay valid.
         """
-        previously_held = self.held_blocks
+        previous_count = self.held_block_count
         try:
             self._adjust(connection_count)
         except sysv_ipc.ExistentialError:
             try:
                 self._semaphore = self._open_semaphore(True)
-                self.held_blocks = 0
-                self._acquire(previously_held)
+                self.held_block_count = 0
+                self._acquire(previous_count)
                 self._adjust(connection_count)
             except (OSError, sysv_ipc.Error):
-                self.held_blocks = self.held_blocks or previously_held
-        return self.held_blocks != previously_held
+                self.held_block_count = self.held_block_count or previous_count
+        return self.held_block_count != previous_count
 
     def _adjust(self, connection_count: int) -> None:
-        target_blocks = self.budget.target_blocks(connection_count, self._worker_count, is_exhausted=False)
-        if self.held_blocks < target_blocks:
-            self._acquire(target_blocks - self.held_blocks)
+        target_block_count = self.budget.target_block_count(connection_count, self._worker_count, is_exhausted=False)
+        if self.held_block_count < target_block_count:
+            self._acquire(target_block_count - self.held_block_count)
         # hysteresis: do not adjust with every connection
-        if self.held_blocks > target_blocks + target_blocks // 4:
-            self._release(self.held_blocks - target_blocks)
-        if self.free_blocks == 0:
-            target_blocks = self.budget.target_blocks(connection_count, self._worker_count, is_exhausted=True)
-            self._release(max(0, self.held_blocks - target_blocks))
+        if self.held_block_count > target_block_count + target_block_count // 4:
+            self._release(self.held_block_count - target_block_count)
+        if self.free_block_count == 0:
+            target_block_count = self.budget.target_block_count(connection_count, self._worker_count, is_exhausted=True)
+            self._release(max(0, self.held_block_count - target_block_count))
 
     def _acquire(self, count: int) -> None:
         """Acquires `count` blocks, or as many as are available."""
@@ -160,22 +160,22 @@ class Credits:
             try:
                 self._semaphore.acquire(None, count)
             except sysv_ipc.BusyError:
-                count = min(count - 1, self.free_blocks)
+                count = min(count - 1, self.free_block_count)
                 continue
-            self.held_blocks += count
+            self.held_block_count += count
             return
 
     def _release(self, count: int) -> None:
         if count > 0:
             self._semaphore.release(count)
-            self.held_blocks -= count
+            self.held_block_count -= count
 
     def close(self) -> None:
         """Returns all blocks. If the semaphore is gone, there is nothing to return."""
         try:
-            self._release(self.held_blocks)
+            self._release(self.held_block_count)
         except sysv_ipc.ExistentialError:
-            self.held_blocks = 0
+            self.held_block_count = 0
 
 
 def _open(key: int, initial_value: int) -> tuple[sysv_ipc.Semaphore, bool]:
@@ -208,7 +208,7 @@ def _open_credits(name: str, generation: int, block_count: int, had_credits: boo
     return credits
 
 
-def local_memory(name: str) -> str:
+def local_memory_name(name: str) -> str:
     """The name for the credits of local clients' memory, which are separate from those for
     connections.
     """
@@ -219,7 +219,7 @@ def remove(name: str) -> None:
     """Removes the semaphores at the clean shutdown of a broker. A process that still holds credits
     no longer needs to return them.
     """
-    for semaphore_name in (name, local_memory(name)):
+    for semaphore_name in (name, local_memory_name(name)):
         for number in (0, 1):
             try:
                 sysv_ipc.Semaphore(_key(semaphore_name, number)).remove()

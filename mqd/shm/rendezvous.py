@@ -58,7 +58,7 @@ class Rendezvous(NamedTuple):
     server: str = ""
 
 
-class Published(NamedTuple):
+class PublishedLink(NamedTuple):
     """A link that this broker has created, and the descriptor that holds its lock."""
 
     link: Path
@@ -209,7 +209,7 @@ def _sweep(directory: Path) -> None:
             _remove(link, lock_fd)
 
 
-def _create_link(link: Path, socket_path: str) -> Published | None:
+def _create_link(link: Path, socket_path: str) -> PublishedLink | None:
     lock_fd = _lock(link)
     if lock_fd is None:
         return None
@@ -219,17 +219,17 @@ def _create_link(link: Path, socket_path: str) -> Published | None:
     except OSError:
         _remove(link, lock_fd)
         return None
-    return Published(link, lock_fd)
+    return PublishedLink(link, lock_fd)
 
 
 def publish(
     addresses: Iterable[tuple[str, int]], socket_path: str | os.PathLike[str], search_dirs: Sequence[Path] | None = None
-) -> list[Published]:
+) -> list[PublishedLink]:
     """Creates links for every bound listening address (host, port) in every writable directory; in
     the user's home only if there is no other. The socket must be listening already. Never raises
     for an unusable directory. Returns the created links, whose locks are held until `withdraw`.
     """
-    published: list[Published] = []
+    published: list[PublishedLink] = []
     names, target = sorted(server_names(addresses)), os.path.abspath(socket_path)
     for directory in directories() if search_dirs is None else search_dirs:
         if (directory.name == _HOME_SUBDIRECTORY and published) or not _prepare_directory(
@@ -241,7 +241,7 @@ def publish(
     return published
 
 
-def withdraw(published: Iterable[Published]) -> None:
+def withdraw(published: Iterable[PublishedLink]) -> None:
     """Removes the links; called when the broker ends."""
     for link, lock_fd in published:
         _remove(link, lock_fd)

@@ -107,7 +107,7 @@ def _segment_error(verb: str, name: str, error: Exception) -> SegmentError:
     )
 
 
-def descriptor(name: str, writable: bool = True) -> int:
+def open_descriptor(name: str, writable: bool = True) -> int:
     """A descriptor of an existing segment, for other processes: it stays valid after the name is
     removed. Raises SegmentError.
     """

@@ -18,9 +18,9 @@ RESPONSE_TIMEOUT_S = 5.0
 _decode = msgspec.msgpack.Decoder(FromKeeper).decode
 
 
-class KeeperTool:
-    """A connection to the keeper of a data directory. Raises KeeperError if there is none or it
-    does not answer.
+class KeeperConnection:
+    """A tool's connection to the keeper of a data directory. Raises KeeperError if no keeper runs
+    there, or if it does not answer.
     """
 
     def __init__(self, data_dir: str | os.PathLike[str]):
@@ -50,14 +50,14 @@ class KeeperTool:
     def close(self) -> None:
         self._connection.close()
 
-    def __enter__(self) -> KeeperTool:
+    def __enter__(self) -> KeeperConnection:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
 
-def supervisor_of(status: Status) -> int:
+def supervisor_pid(status: Status) -> int:
     """The pid of supervisord, or 0 if the keeper has no supervisor."""
     return next((process.pid for process in status.processes if process.role == "supervisord"), 0)
 

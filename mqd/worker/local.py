@@ -14,7 +14,7 @@ from pathlib import Path
 from mqd import native
 from mqd.base.config import broker_number
 from mqd.shm.attach import KeeperClient
-from mqd.shm.credits import Credits, local_memory
+from mqd.shm.credits import Credits, local_memory_name
 
 MEBIBYTE = 1 << 20
 
@@ -45,7 +45,12 @@ class LocalBudget:
         mebibytes = broker_number(config, "local.memory.max.bytes") // MEBIBYTE
         name = client.welcome.control_name
         credits = Credits.attach(
-            local_memory(name), client.welcome.generation, lock_path, mebibytes, worker_count, "local.memory.max.bytes"
+            local_memory_name(name),
+            client.welcome.generation,
+            lock_path,
+            mebibytes,
+            worker_count,
+            "local.memory.max.bytes",
         )
         credits.adjust(0)
         return cls(client.control_read_fd, attachment_share(attachment_count_max, worker_count), credits)
@@ -56,7 +61,7 @@ class LocalBudget:
 
     def apply(self, reactor: native.Reactor) -> None:
         reactor.set_local_max(
-            self._attachment_count_max, self._credits.granted * MEBIBYTE if self._credits is not None else 0
+            self._attachment_count_max, self._credits.granted_count * MEBIBYTE if self._credits is not None else 0
         )
 
     def close(self) -> None:

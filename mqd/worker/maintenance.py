@@ -192,7 +192,7 @@ class Upkeep:
     def limit_connections(self) -> None:
         """Allows the granted connections, as far as the process's descriptors suffice."""
         broker_count_max = broker_number(self._partitions.broker_config, "max.connections")
-        self._reactor.set_connection_max(min(self._credits.granted, self._connection_count_max), broker_count_max)
+        self._reactor.set_connection_max(min(self._credits.granted_count, self._connection_count_max), broker_count_max)
 
     async def _measure_space(self, log_dir: LogDirectory) -> None:
         config = self._partitions.broker_config

@@ -184,7 +184,7 @@ class Worker:
             )
         )
         self._reactor.set_connection_max(
-            min(self._credits.granted, connection_max), broker_number(config, "max.connections")
+            min(self._credits.granted_count, connection_max), broker_number(config, "max.connections")
         )
         self._local.apply(self._reactor)
         self._periodic_work = PeriodicWork(self._reactor.is_idle)
@@ -281,7 +281,7 @@ class Worker:
         confinement.refuse_more_rings(self._client.config)
         self._commands.watch()
         self._log.info(
-            "reactor started", backend=self._reactor.backend.name.lower(), connection_max=self._credits.granted
+            "reactor started", backend=self._reactor.backend.name.lower(), connection_max=self._credits.granted_count
         )
         for log_dir in self._log_dirs:
             await self._commands.run(self._reactor.add_log_dir, log_dir.index, str(log_dir.path))
@@ -419,7 +419,7 @@ class Worker:
             await self._mover.unmark_all()
             await self._upkeep.measure_space()
             self._ready = True
-            self._client.ready(f"partitions={len(self._partitions.open)}")
+            self._client.report_ready(f"partitions={len(self._partitions.open)}")
             watchdog.start(asyncio.get_running_loop(), "worker")
             self._log.info(
                 "ready",

@@ -8,7 +8,7 @@ import signal
 
 from mqd.shm.attach import KeeperError
 from mqd.shm.keeper_messages import Status
-from mqd.shm.tools import KeeperTool
+from mqd.shm.tools import KeeperConnection
 from tests.broker import Broker
 from tests.crash.workload import wait_until
 from tests.polling import PATIENCE_S
@@ -17,7 +17,7 @@ READY_SECONDS = PATIENCE_S
 
 
 def status(broker: Broker) -> Status:
-    with KeeperTool(broker.data_dir) as tool:
+    with KeeperConnection(broker.data_dir) as tool:
         return tool.status()
 
 

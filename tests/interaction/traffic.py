@@ -22,7 +22,7 @@ from mqd.protocol.messages import (
     ProduceRequest,
 )
 from mqd.protocol.records import Record, encode_batch, iterate_batches
-from mqd.shm.tools import KeeperTool
+from mqd.shm.tools import KeeperConnection
 from tests.broker import Broker
 from tests.kafka_connection import KafkaConnection
 from tests.polling import PATIENCE_S, eventually
@@ -221,7 +221,7 @@ class Watch:
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
-        with KeeperTool(broker.data_dir) as tool:
+        with KeeperConnection(broker.data_dir) as tool:
             self.metrics_port = tool.status().metrics_port
 
     def connect(self, timeout_s: float = PATIENCE_S) -> KafkaConnection:
@@ -242,7 +242,7 @@ class Watch:
 
     def worker_pids(self) -> list[int]:
         """The pids of running workers, in order."""
-        with KeeperTool(self.broker.data_dir) as tool:
+        with KeeperConnection(self.broker.data_dir) as tool:
             return [
                 process.pid
                 for process in sorted(tool.status().processes, key=lambda process: process.name)

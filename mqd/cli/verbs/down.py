@@ -21,18 +21,18 @@ from mqd.base.paths import Layout, default_data_dir, layout
 from mqd.cli.common import EXIT_FAILED, EXIT_UNREACHABLE, CliError, emit_json
 
 if TYPE_CHECKING:
-    from mqd.shm.tools import KeeperTool
+    from mqd.shm.tools import KeeperConnection
 
 
-def _find_by_keeper(tool: KeeperTool) -> tuple[int, int]:
+def _find_by_keeper(tool: KeeperConnection) -> tuple[int, int]:
     """(pid, pidfd) of supervisord, or of a keeper that runs without supervisord. Raises
     KeeperError, ProcessLookupError.
     """
-    from mqd.shm.tools import supervisor_of
+    from mqd.shm.tools import supervisor_pid
 
     def target() -> int:
         status = tool.status()
-        return supervisor_of(status) or next(process.pid for process in status.processes if process.role == "keeper")
+        return supervisor_pid(status) or next(process.pid for process in status.processes if process.role == "keeper")
 
     pid = target()
     pidfd = os.pidfd_open(pid)
@@ -60,10 +60,10 @@ def _find_by_lock(paths: Layout) -> tuple[int, int] | None:
 
 def _find(paths: Layout) -> tuple[int, int] | None:
     from mqd.shm.attach import KeeperDenied, KeeperError
-    from mqd.shm.tools import KeeperTool
+    from mqd.shm.tools import KeeperConnection
 
     try:
-        with KeeperTool(paths.data_dir) as tool:
+        with KeeperConnection(paths.data_dir) as tool:
             return _find_by_keeper(tool)
     except KeeperDenied as error:
         raise CliError(str(error), EXIT_FAILED) from error

@@ -30,11 +30,11 @@ def command(ctx: click.Context, level: str | None, data_dir: Path | None, output
     """
     from mqd.shm.attach import KeeperDenied, KeeperError
     from mqd.shm.keeper_messages import SetLogLevel
-    from mqd.shm.tools import KeeperTool
+    from mqd.shm.tools import KeeperConnection
 
     paths = layout(data_dir or default_data_dir())
     try:
-        tool = KeeperTool(paths.data_dir)
+        tool = KeeperConnection(paths.data_dir)
     except KeeperDenied as error:
         raise CliError(str(error), EXIT_FAILED) from error
     except KeeperError as error:

@@ -61,10 +61,10 @@ def broker_status(data_dir: Path) -> dict[str, Any]:
     fields; "reason" is one of them. Raises CliError if this user may not query the broker.
     """
     from mqd.shm.attach import KeeperDenied, KeeperError
-    from mqd.shm.tools import KeeperTool
+    from mqd.shm.tools import KeeperConnection
 
     try:
-        with KeeperTool(data_dir) as tool:
+        with KeeperConnection(data_dir) as tool:
             return _as_json(tool.status())
     except KeeperDenied as error:
         raise CliError(str(error), EXIT_FAILED) from error

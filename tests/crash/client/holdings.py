@@ -63,7 +63,7 @@ def free_credits(broker: Broker) -> tuple[int, int]:
     name = control_name(broker)
     return (
         sysv_ipc.Semaphore(credits._key(name, 0)).value,
-        sysv_ipc.Semaphore(credits._key(credits.local_memory(name), 0)).value,
+        sysv_ipc.Semaphore(credits._key(credits.local_memory_name(name), 0)).value,
     )
 
 

@@ -15,7 +15,7 @@ import pytest
 from mqd.base import paths
 from mqd.shm import locks
 from mqd.shm.attach import KeeperError
-from mqd.shm.tools import KeeperTool
+from mqd.shm.tools import KeeperConnection
 from tests.broker import is_alive
 from tests.polling import PATIENCE_S, eventually
 from tests.ports import free_port
@@ -54,7 +54,7 @@ def mqd(*arguments: object) -> subprocess.CompletedProcess:
 def wait_ready(data_dir: Path, history: Callable[[], str]) -> None:
     def is_ready() -> bool:
         try:
-            with KeeperTool(data_dir) as tool:
+            with KeeperConnection(data_dir) as tool:
                 return tool.status().ready
         except KeeperError:
             return False
@@ -104,7 +104,7 @@ class Supervisord:
         return self.ctl("pid", "innocent").strip()
 
     def pids(self) -> dict[str, int]:
-        with KeeperTool(self.data_dir) as tool:
+        with KeeperConnection(self.data_dir) as tool:
             return {one.name: one.pid for one in tool.status().processes if one.pid}
 
     def serves(self) -> dict[str, int]:

@@ -19,7 +19,7 @@ from mqd.base import paths
 from mqd.shm import locks, segments
 from mqd.shm.attach import KeeperError, connect_keeper, send_message
 from mqd.shm.keeper_messages import Hello, SetLogLevel
-from mqd.shm.tools import KeeperTool
+from mqd.shm.tools import KeeperConnection
 from tests.broker import pause
 from tests.polling import PATIENCE_S, eventually
 from tests.ports import free_port
@@ -60,7 +60,7 @@ while True:
     if 0 in ready:
         order = os.read(0, 1)
         if order == b"r":
-            client.ready("metrics_port=1234" if sys.argv[2] == "acceptor" else "")
+            client.report_ready("metrics_port=1234" if sys.argv[2] == "acceptor" else "")
         elif order == b"c":
             client.close()
             time.sleep(60)
@@ -134,11 +134,11 @@ class Host:
                 [sys.executable, "-m", "mqd.keeper"], env=environment, stdout=log, stderr=log
             )
 
-    def tool(self) -> KeeperTool:
+    def tool(self) -> KeeperConnection:
         deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
-                return KeeperTool(self.places.data_dir)
+                return KeeperConnection(self.places.data_dir)
             except KeeperError:
                 assert self.keeper.poll() is None and time.monotonic() < deadline, self.log.read_text()
                 time.sleep(0.01)

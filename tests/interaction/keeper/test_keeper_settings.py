@@ -366,7 +366,7 @@ def test_a_welcome_fits_into_one_packet_with_the_largest_broker(places):
 
 @pytest.mark.slow
 def test_a_process_that_does_not_end_is_finally_killed(tmp_path):
-    from mqd.shm.tools import KeeperTool
+    from mqd.shm.tools import KeeperConnection
     from tests.ports import free_port
 
     data_dir = tmp_path / "data"
@@ -384,7 +384,7 @@ def test_a_process_that_does_not_end_is_finally_killed(tmp_path):
     ]
     up = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert up.stdout.readline().startswith("mqd ready")
-    with KeeperTool(data_dir) as tool:
+    with KeeperConnection(data_dir) as tool:
         pid = next(one.pid for one in tool.status().processes if one.role == "worker")
     os.kill(pid, signal.SIGSTOP)
     up.terminate()

@@ -14,7 +14,7 @@ import pytest
 
 from mqd.base import paths
 from mqd.shm import locks, segments
-from mqd.shm.tools import KeeperTool
+from mqd.shm.tools import KeeperConnection
 from tests import broker
 from tests.polling import PATIENCE_S, eventually
 from tests.ports import free_port
@@ -68,7 +68,7 @@ class Up:
     def wait(self, condition) -> dict:
         deadline = time.monotonic() + PATIENCE_S
         while True:
-            with KeeperTool(self.data_dir) as tool:
+            with KeeperConnection(self.data_dir) as tool:
                 status = tool.status()
             if condition(status):
                 return status
@@ -76,7 +76,7 @@ class Up:
             time.sleep(0.02)
 
     def pids(self) -> dict[str, int]:
-        with KeeperTool(self.data_dir) as tool:
+        with KeeperConnection(self.data_dir) as tool:
             return {one.name: one.pid for one in tool.status().processes if one.pid}
 
     def history(self) -> str:

@@ -22,7 +22,7 @@ def base(tmp_path):
 def test_a_segment_is_shared_by_descriptor_even_after_unlink(base):
     made = segments.create(segments.control_name(base), 8192)
     made[100:103] = b"abc"
-    fd = segments.descriptor(segments.control_name(base))
+    fd = segments.open_descriptor(segments.control_name(base))
     segments.unlink(segments.control_name(base))
     seen = segments.attach(fd, "control", 8192)
     assert seen[100:103] == b"abc"
@@ -30,11 +30,11 @@ def test_a_segment_is_shared_by_descriptor_even_after_unlink(base):
 
 def test_a_reader_cannot_write(base):
     segments.create(segments.arena_name(base, 0), 4096)
-    fd = segments.descriptor(segments.arena_name(base, 0))
+    fd = segments.open_descriptor(segments.arena_name(base, 0))
     seen = segments.attach(fd, "arena-0", 4096, writable=False)
     with pytest.raises(TypeError):
         seen[0] = 1
-    fd = segments.descriptor(segments.arena_name(base, 0), writable=False)
+    fd = segments.open_descriptor(segments.arena_name(base, 0), writable=False)
     with pytest.raises(segments.SegmentError, match="arena-0: Permission denied"):
         segments.attach(fd, "arena-0", 4096)
 
@@ -60,11 +60,11 @@ def test_too_large_a_segment_is_an_error_with_a_remedy_and_leaves_no_file(base):
 
 def test_a_segment_that_is_missing_or_too_small_is_refused(base):
     with pytest.raises(segments.SegmentError) as error:
-        segments.descriptor(segments.control_name(base))
+        segments.open_descriptor(segments.control_name(base))
     assert error.value.errno == errno.ENOENT
     segments.create(segments.control_name(base), 4096)
     with pytest.raises(segments.SegmentError, match="restart the whole broker"):
-        segments.attach(segments.descriptor(segments.control_name(base)), "control", 8192)
+        segments.attach(segments.open_descriptor(segments.control_name(base)), "control", 8192)
 
 
 def test_segments_of_the_directorys_dead_broker_count_as_free(base, tmp_path):

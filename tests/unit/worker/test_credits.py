@@ -61,25 +61,25 @@ def test_blocks_never_exceed_the_budget(maximum: int, workers: int) -> None:
 def test_leased_credits_cover_used_ones(maximum: int, workers: int, used: int) -> None:
     budget = Budget.of(maximum, workers)
     for exhausted in (False, True):
-        blocks = budget.target_blocks(used, workers, exhausted)
+        blocks = budget.target_block_count(used, workers, exhausted)
         assert 1 <= blocks <= budget.block_count
         assert blocks * budget.block_size >= min(used, budget.block_count * budget.block_size)
 
 
 def test_credits_of_a_killed_process_are_returned(name: str, tmp_path: Path) -> None:
     ours = attach(name, tmp_path)
-    total = ours.free_blocks
+    total = ours.free_block_count
     assert total == ours.budget.block_count
 
     def take() -> None:
         theirs = attach(name, tmp_path)
         theirs.adjust(5000)
-        assert theirs.granted >= 5000
+        assert theirs.granted_count >= 5000
 
     pid = in_child(take)
-    assert ours.free_blocks <= total - 5000 // ours.budget.block_size
+    assert ours.free_block_count <= total - 5000 // ours.budget.block_size
     kill(pid)
-    assert ours.free_blocks == total
+    assert ours.free_block_count == total
 
 
 def test_a_worker_gets_the_remaining_credits_and_more_when_others_return_them(name: str, tmp_path: Path) -> None:
@@ -89,9 +89,9 @@ def test_a_worker_gets_the_remaining_credits_and_more_when_others_return_them(na
     ours = attach(name, tmp_path, maximum=6400)
     pid = in_child(take)
     ours.adjust(4000)
-    assert 0 < ours.granted < 4000, "two workers cannot both hold 4000 of 6400"
+    assert 0 < ours.granted_count < 4000, "two workers cannot both hold 4000 of 6400"
     kill(pid)
-    assert ours.adjust(4000) and ours.granted >= 4000
+    assert ours.adjust(4000) and ours.granted_count >= 4000
 
 
 @pytest.mark.parametrize("workers", [1, 2, 8])
@@ -100,39 +100,39 @@ def test_a_burst_of_half_the_budget_finds_its_credits_leased(name: str, tmp_path
     leases = [attach(name, tmp_path, maximum=10_000, workers=workers) for _ in range(workers)]
     for lease in leases:
         lease.adjust(0)
-    assert all(lease.granted >= 5000 // workers for lease in leases)
-    assert leases[0].free_blocks > 0
+    assert all(lease.granted_count >= 5000 // workers for lease in leases)
+    assert leases[0].free_block_count > 0
 
 
 def test_headroom_is_given_back_when_the_budget_runs_out(name: str, tmp_path: Path) -> None:
     idle, busy = attach(name, tmp_path, maximum=640), attach(name, tmp_path, maximum=640)
     idle.adjust(0)
-    before = idle.granted
+    before = idle.granted_count
     busy.adjust(640)
-    assert idle.free_blocks == 0
-    assert idle.adjust(0) and idle.granted < before
+    assert idle.free_block_count == 0
+    assert idle.adjust(0) and idle.granted_count < before
     assert busy.adjust(640), "and the worker that needs it gets it"
-    assert busy.granted + idle.granted <= 640
+    assert busy.granted_count + idle.granted_count <= 640
 
 
 def test_fewer_connections_give_credits_back(name: str, tmp_path: Path) -> None:
     ours = attach(name, tmp_path)
     ours.adjust(8000)
-    assert ours.granted >= 8000
+    assert ours.granted_count >= 8000
     ours.adjust(10)
-    assert ours.granted < 4000
+    assert ours.granted_count < 4000
     ours.close()
-    assert ours.free_blocks == ours.budget.block_count
+    assert ours.free_block_count == ours.budget.block_count
 
 
 def test_a_restarted_broker_begins_with_the_whole_budget(name: str, tmp_path: Path) -> None:
     old = attach(name, tmp_path, generation=1, maximum=1000)
     old.adjust(500)
     new = attach(name, tmp_path, generation=2, maximum=2000)
-    assert new.free_blocks == Budget.of(2000, 2).block_count
+    assert new.free_block_count == Budget.of(2000, 2).block_count
     also = attach(name, tmp_path, generation=2, maximum=2000)
     new.adjust(100)
-    assert also.free_blocks == new.free_blocks, "workers of one life share one semaphore"
+    assert also.free_block_count == new.free_block_count, "workers of one life share one semaphore"
     assert not old.adjust(0), "the old one is gone; nothing breaks"
     old.close()
 
@@ -142,11 +142,11 @@ def test_many_processes_attach_at_once(name: str, tmp_path: Path) -> None:
     pids = [in_child(lambda: attach(name, tmp_path, generation=9).adjust(0)) for _ in range(8)]
     try:
         ours = attach(name, tmp_path, generation=9)
-        assert ours.free_blocks < ours.budget.block_count
+        assert ours.free_block_count < ours.budget.block_count
     finally:
         for pid in pids:
             kill(pid)
-    assert ours.free_blocks == ours.budget.block_count
+    assert ours.free_block_count == ours.budget.block_count
 
 
 def test_removed_semaphores_are_recreated_with_their_state(name: str, tmp_path: Path) -> None:
@@ -154,15 +154,15 @@ def test_removed_semaphores_are_recreated_with_their_state(name: str, tmp_path: 
     first, second = attach(name, tmp_path), attach(name, tmp_path)
     first.adjust(3000)
     second.adjust(100)
-    held = first.held_blocks + second.held_blocks
+    held = first.held_block_count + second.held_block_count
     credits.remove(name)
     first.adjust(3000)
-    assert first.granted >= 3000
+    assert first.granted_count >= 3000
     second.adjust(100)
-    assert first.held_blocks + second.held_blocks == held
-    assert first.free_blocks == second.free_blocks == first.budget.block_count - held
+    assert first.held_block_count + second.held_block_count == held
+    assert first.free_block_count == second.free_block_count == first.budget.block_count - held
     third = attach(name, tmp_path)  # a successor finds the same
-    assert third.free_blocks == first.free_blocks
+    assert third.free_block_count == first.free_block_count
 
 
 def test_one_of_the_two_semaphores_removed(name: str, tmp_path: Path) -> None:
@@ -172,4 +172,4 @@ def test_one_of_the_two_semaphores_removed(name: str, tmp_path: Path) -> None:
         sysv_ipc.Semaphore(credits._key(name, number)).remove()
         theirs = attach(name, tmp_path)
         ours.adjust(1000)
-        assert ours.granted >= 1000 and theirs.free_blocks == ours.budget.block_count - ours.held_blocks
+        assert ours.granted_count >= 1000 and theirs.free_block_count == ours.budget.block_count - ours.held_block_count

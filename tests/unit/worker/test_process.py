@@ -77,7 +77,7 @@ class Host:
             self.client = KeeperClient.connect(self.places.run_dir, "acceptor")
             for index in range(self.workers):
                 self.start_worker(index)
-            self.client.ready("metrics_port=-1")
+            self.client.report_ready("metrics_port=-1")
             self._connect_controller()
             self.wait_until_ready()
             wait_for(
