@@ -30,7 +30,7 @@ PYTHON_TYPES = {
 }
 
 
-def python_error_codes() -> str:
+def render_python_error_codes() -> str:
     lines = [
         f'"""Kafka\'s error codes by name. {GENERATED_NOTICE.format(source="errors")}"""',
         "",
@@ -47,7 +47,7 @@ def native_error_name(name: str) -> str:
     return f"MQD_KAFKA_{name.removeprefix('KAFKA_').removesuffix('_EXCEPTION')}"
 
 
-def native_error_codes() -> str:
+def render_native_error_codes() -> str:
     entries = ",\n".join(f"    {native_error_name(error.name)} = {error.code}" for error in ERRORS.values())
     return (
         f"/* Kafka's error codes.\n * {GENERATED_NOTICE.format(source='errors')}\n */\n"
@@ -56,7 +56,7 @@ def native_error_codes() -> str:
     )
 
 
-def message_classes(family: str) -> str:
+def render_message_classes(family: str) -> str:
     apis = [api for api in APIS.values() if FAMILY_NAMES[api.key] == family]
     names = sorted(api.name + kind for api in apis for kind in ("Request", "Response"))
     lines = [
@@ -141,10 +141,10 @@ def _versions(versions: Versions) -> str:
 
 
 FILES: dict[str, Callable[[], str]] = {
-    "mqd/protocol/error_codes.py": python_error_codes,
-    "native/wire/kafka_errors.h": native_error_codes,
+    "mqd/protocol/error_codes.py": render_python_error_codes,
+    "native/wire/kafka_errors.h": render_native_error_codes,
     **{
-        f"mqd/protocol/messages/{family}.py": partial(message_classes, family)
+        f"mqd/protocol/messages/{family}.py": partial(render_message_classes, family)
         for family in dict.fromkeys(FAMILY_NAMES.values())
     },
 }

@@ -24,7 +24,7 @@ from mqd.protocol.messages import (
     OffsetCommitRequest,
 )
 from mqd.spark.offsets import GROUP_OFFSET_METADATA
-from mqd.spark.options import EARLIEST, LATEST, Limit, Offsets, SourceOptions
+from mqd.spark.options import EARLIEST, LATEST, Boundary, Offsets, SourceOptions
 from mqd.spark.planning import Key, Range, split
 from mqd.spark.wire import BrokerError, Cluster, Metadata, MqdReadError, Topic, check
 
@@ -35,14 +35,12 @@ _NO_MATCH = -1
 WEIGHTS_AGE_MAX_S = 60.0
 
 
-def list_offsets(
-    cluster: Cluster, timestamps: Mapping[Key, int], isolation: int, leaders: Metadata | None = None
-) -> dict[Key, int]:
+def list_offsets(cluster: Cluster, timestamps: Mapping[Key, int], isolation: int) -> dict[Key, int]:
     """Returns each partition's offset at its timestamp: EARLIEST, LATEST (the last stable offset
     with `isolation` 1), or a time in ms (the first record at or after it; -1 if there is none).
     Raises BrokerError or OSError, which are retriable.
     """
-    metadata = leaders or cluster.metadata(sorted({topic for topic, _ in timestamps}))
+    metadata = cluster.metadata(sorted({topic for topic, _ in timestamps}))
     by_node: dict[int, dict[str, list[int]]] = {}
     for topic, partition in timestamps:
         info = metadata.topics.get(topic)
@@ -196,16 +194,16 @@ class Driver:
             }
         return ends
 
-    def resolve(self, limit: Limit, keys: list[Key], side: str) -> dict[Key, int]:
-        """The offset of `limit` in each partition. `side`: "starting" or "ending"."""
-        if limit.symbolic is not None:
-            return self.offsets_at(keys, limit.symbolic)
-        if limit.offsets is not None:
-            return self._resolve_offsets(limit.offsets, keys, f"{side}Offsets")
-        if limit.timestamp is not None:
-            requested = dict.fromkeys(keys, limit.timestamp)
+    def resolve(self, boundary: Boundary, keys: list[Key], side: str) -> dict[Key, int]:
+        """The offset of `boundary` in each partition. `side`: "starting" or "ending"."""
+        if boundary.symbolic is not None:
+            return self.offsets_at(keys, boundary.symbolic)
+        if boundary.offsets is not None:
+            return self._resolve_offsets(boundary.offsets, keys, f"{side}Offsets")
+        if boundary.timestamp is not None:
+            requested = dict.fromkeys(keys, boundary.timestamp)
         else:
-            requested = self._flatten(limit.timestamps or {}, keys, f"{side}OffsetsByTimestamp")
+            requested = self._flatten(boundary.timestamps or {}, keys, f"{side}OffsetsByTimestamp")
         offsets = self.offsets_by_time(requested)
         unmatched = [key for key in keys if offsets[key] == _NO_MATCH]
         if unmatched and side == "starting" and self.options.timestamp_without_match == "error":

@@ -46,7 +46,7 @@ class MqdWriteError(RuntimeError):
     """Rows cannot be written; the message names the topic, the cause and the remedy."""
 
 
-class Rows:
+class TopicRows:
     """Rows of one topic, as columns, sorted by partition. A Batch has a range of them."""
 
     __slots__ = ("headers", "keys", "timestamp_ms", "timestamps", "values")
@@ -91,7 +91,7 @@ class Batch:
 
     __slots__ = ("data", "end", "first_sent_s", "partition", "rows", "sequence", "start", "topic")
 
-    def __init__(self, topic: str, partition: int, rows: Rows, start: int, end: int, data: bytearray) -> None:
+    def __init__(self, topic: str, partition: int, rows: TopicRows, start: int, end: int, data: bytearray) -> None:
         self.topic, self.partition, self.rows = topic, partition, rows
         self.start, self.end, self.data = start, end, data
         self.sequence = -1
@@ -109,8 +109,8 @@ class Batch:
         _IDENTITY.pack_into(self.data, 43, producer_id, producer_epoch, sequence)
         struct.pack_into(">I", self.data, 17, crc32c(memoryview(self.data)[21:]))
 
-    def halves(self, codec: int) -> list[Batch]:
-        """The same rows in two batches."""
+    def split_in_half(self, codec: int) -> list[Batch]:
+        """Encodes the same rows as two batches."""
         middle = (self.start + self.end) // 2
         return [
             half
@@ -120,7 +120,7 @@ class Batch:
 
 
 def encode(
-    topic: str, partition: int, rows: Rows, start: int, end: int, batch_bytes: int, codec: int
+    topic: str, partition: int, rows: TopicRows, start: int, end: int, batch_bytes: int, codec: int
 ) -> Iterator[Batch]:
     """Encodes rows start .. end - 1, which belong to one partition."""
     buffer = bytearray(min(batch_bytes, HEADER_BYTES + rows.size_bytes(start, end)))
@@ -246,7 +246,7 @@ class Encoder:
         partitions_for(Partitioner.MURMUR2_RANDOM, native, count, random.randrange(count), partitions)
         return partitions
 
-    def _rows(self, topic: str, batch: pa.RecordBatch) -> Rows:
+    def _rows(self, topic: str, batch: pa.RecordBatch) -> TopicRows:
         now_ms = time.time_ns() // 1_000_000
         values = self._column(batch, "value")
         timestamps = self._column(batch, "timestamp")
@@ -255,7 +255,7 @@ class Encoder:
             in_ms = pc.cast(timestamps, pa.timestamp("ms", tz=timestamps.type.tz), safe=False).cast(pa.int64())
             timestamps_ms = np.array(in_ms.fill_null(now_ms), np.int64)
         keys = self._keys(batch)
-        return Rows(
+        return TopicRows(
             self._seal(topic, columns.pack(values, "value"), keys), keys, self._headers(batch), timestamps_ms, now_ms
         )
 

@@ -72,7 +72,7 @@ class _Cursor:
         self.position += layout.size
         return values
 
-    def unsigned(self) -> int:
+    def unsigned_varint(self) -> int:
         value = shift = 0
         while True:
             if self.position >= len(self.view) or shift > 28:
@@ -91,9 +91,9 @@ class _Cursor:
         return self.view[self.position - size : self.position]
 
     def skip_tags(self) -> None:
-        for _ in range(self.unsigned()):
-            self.unsigned()
-            self.bytes(self.unsigned())
+        for _ in range(self.unsigned_varint()):
+            self.unsigned_varint()
+            self.bytes(self.unsigned_varint())
 
 
 _CORRELATION_ID = struct.Struct(">i")
@@ -115,13 +115,13 @@ def parse_response(frame: memoryview, correlation_id: int, topic_id: bytes, part
     _, error, _ = cursor.take(_TOP_FIELDS)
     if error:
         raise BrokerError(error, "fetch")
-    if cursor.unsigned() != 2 or bytes(cursor.bytes(16)) != topic_id or cursor.unsigned() != 2:
+    if cursor.unsigned_varint() != 2 or bytes(cursor.bytes(16)) != topic_id or cursor.unsigned_varint() != 2:
         raise ValueError("a response about partitions that were not requested")
     index, error, high_watermark, last_stable_offset, log_start_offset = cursor.take(_PARTITION)
     if index != partition:
         raise ValueError(f"a response about partition {index} where {partition} was expected")
     aborted = []
-    for _ in range(max(0, cursor.unsigned() - 1)):
+    for _ in range(max(0, cursor.unsigned_varint() - 1)):
         aborted.append(cursor.take(_ABORTED))
         cursor.skip_tags()
     (preferred_replica,) = cursor.take(_INT32)
@@ -132,7 +132,7 @@ def parse_response(frame: memoryview, correlation_id: int, topic_id: bytes, part
         log_start_offset,
         aborted,
         preferred_replica,
-        cursor.bytes(max(0, cursor.unsigned() - 1)),
+        cursor.bytes(max(0, cursor.unsigned_varint() - 1)),
     )
 
 

@@ -67,7 +67,7 @@ class MqdOptionError(ValueError):
 # -- reading options one by one --------------------------------------------------------------------
 
 
-class Options:
+class SparkOptions:
     """Spark's options by lower-case name."""
 
     def __init__(self, spark_options: Mapping[str, str]) -> None:
@@ -143,7 +143,7 @@ class KafkaSettings(msgspec.Struct, frozen=True):
     encryption: Encryption | None = None
 
 
-def kafka_settings(options: Options, refused: Mapping[str, str], client_kind: str = "consumer") -> KafkaSettings:
+def kafka_settings(options: SparkOptions, refused: Mapping[str, str], client_kind: str = "consumer") -> KafkaSettings:
     """`refused`: REFUSED_BY_SOURCE or REFUSED_BY_SINK; `client_kind`: for messages. Raises
     MqdOptionError.
     """
@@ -170,7 +170,9 @@ def kafka_settings(options: Options, refused: Mapping[str, str], client_kind: st
     numbers = {}
     for name, default in (("request.timeout.ms", 30_000), ("max.partition.fetch.bytes", 4 << 20)):
         numbers[name] = (
-            Options({name: kafka_properties.pop(name)}).integer(name, default) if name in kafka_properties else default
+            SparkOptions({name: kafka_properties.pop(name)}).integer(name, default)
+            if name in kafka_properties
+            else default
         )
     return KafkaSettings(
         servers,
@@ -186,7 +188,7 @@ def kafka_settings(options: Options, refused: Mapping[str, str], client_kind: st
     )
 
 
-def _encryption(options: Options) -> Encryption | None:
+def _encryption(options: SparkOptions) -> Encryption | None:
     """Raises MqdOptionError."""
     for name in options.values:
         # if it were ignored, values would be stored in plain text
@@ -217,7 +219,7 @@ def _security(kafka_properties: dict[str, str]) -> ClientSecurity:
 Offsets = dict[str, dict[int, int]]  # topic -> partition -> the next offset to read, or EARLIEST, LATEST
 
 
-class Limit(msgspec.Struct, frozen=True):
+class Boundary(msgspec.Struct, frozen=True):
     """Where a range begins or ends. Exactly one field is set: `symbolic`, EARLIEST or LATEST for
     every partition; `offsets`; `timestamps` (ms) by partition; `timestamp` (ms) for every
     partition.
@@ -238,8 +240,8 @@ class SourceOptions(msgspec.Struct, frozen=True):
     topics: tuple[str, ...] = ()
     assigned: dict[str, list[int]] | None = None
     pattern: str | None = None
-    starting: Limit = Limit(symbolic=LATEST)
-    ending: Limit = Limit(symbolic=LATEST)
+    starting: Boundary = Boundary(symbolic=LATEST)
+    ending: Boundary = Boundary(symbolic=LATEST)
     timestamp_without_match: str = "error"  # startingOffsetsByTimestampStrategy
     fail_on_data_loss: bool = True
     max_offsets_per_trigger: int | None = None
@@ -255,7 +257,7 @@ class SourceOptions(msgspec.Struct, frozen=True):
     archive: str | None = None
 
 
-def _archive(options: Options, streaming: bool, starting: Limit, ending: Limit) -> str | None:
+def _archive(options: SparkOptions, streaming: bool, starting: Boundary, ending: Boundary) -> str | None:
     """Returns the directory of the archive, whose records a batch reads first. Raises MqdOptionError."""
     path = options.text("archive")
     if path is None:
@@ -265,7 +267,7 @@ def _archive(options: Options, streaming: bool, starting: Limit, ending: Limit) 
             "option archive is for spark.read: a stream begins in the log; read the archive in a batch first, or replay"
             " it into a topic"
         )
-    if any(limit.timestamp is not None or limit.timestamps is not None for limit in (starting, ending)):
+    if any(boundary.timestamp is not None or boundary.timestamps is not None for boundary in (starting, ending)):
         raise MqdOptionError(
             "option archive needs limits by offset: leave out the timestamp options, and filter on the column timestamp"
             " after load()"
@@ -275,7 +277,7 @@ def _archive(options: Options, streaming: bool, starting: Limit, ending: Limit) 
 
 def source_options(spark_options: Mapping[str, str], streaming: bool) -> SourceOptions:
     """Raises MqdOptionError."""
-    options = Options(spark_options)
+    options = SparkOptions(spark_options)
     kafka = kafka_settings(options, REFUSED_BY_SOURCE)
     topics, assigned, pattern = _strategy(options)
     _warn_ignored(options, streaming)
@@ -284,10 +286,10 @@ def source_options(spark_options: Mapping[str, str], streaming: bool) -> SourceO
             "ending offset not valid in streaming queries: leave out endingOffsets, endingOffsetsByTimestamp and"
             " endingTimestamp, or use spark.read"
         )
-    starting = _limit(options, "starting", LATEST if streaming else EARLIEST)
-    ending = _limit(options, "ending", LATEST)
+    starting = _boundary(options, "starting", LATEST if streaming else EARLIEST)
+    ending = _boundary(options, "ending", LATEST)
     if not streaming:
-        _check_batch_limits(starting, ending)
+        _check_batch_boundaries(starting, ending)
     if options.text("groupId", "x") == "":
         raise MqdOptionError("option groupId: an empty name is not a consumer group")
     offsets_min, offsets_max = options.integer("minOffsetsPerTrigger"), options.integer("maxOffsetsPerTrigger")
@@ -319,7 +321,7 @@ def source_options(spark_options: Mapping[str, str], streaming: bool) -> SourceO
     )
 
 
-def _strategy(options: Options) -> tuple[tuple[str, ...], dict[str, list[int]] | None, str | None]:
+def _strategy(options: SparkOptions) -> tuple[tuple[str, ...], dict[str, list[int]] | None, str | None]:
     """(topics, assigned, pattern), as in SourceOptions."""
     strategies = [name for name in STRATEGIES if name in options]
     if not strategies:
@@ -349,7 +351,7 @@ def _strategy(options: Options) -> tuple[tuple[str, ...], dict[str, list[int]] |
     return (), None, value
 
 
-def _warn_ignored(options: Options, streaming: bool) -> None:
+def _warn_ignored(options: SparkOptions, streaming: bool) -> None:
     if "kafka.group.id" in options:
         log.warning(
             "kafka.group.id is accepted without effect: records are read without a consumer group. To see a"
@@ -364,7 +366,7 @@ def _warn_ignored(options: Options, streaming: bool) -> None:
             log.warning("%s option ignored%s", name, "" if streaming else " in batch queries")
 
 
-def _check_batch_limits(starting: Limit, ending: Limit) -> None:
+def _check_batch_boundaries(starting: Boundary, ending: Boundary) -> None:
     if starting.symbolic == LATEST:
         raise MqdOptionError(
             "starting offset can't be latest for batch queries: specify earliest, offsets or a timestamp"
@@ -373,8 +375,8 @@ def _check_batch_limits(starting: Limit, ending: Limit) -> None:
         raise MqdOptionError(
             "ending offset can't be earliest for batch queries: specify latest, offsets or a timestamp"
         )
-    for limit, disallowed, side in ((starting, LATEST, "starting"), (ending, EARLIEST, "ending")):
-        for topic, partitions in (limit.offsets or {}).items():
+    for boundary, disallowed, side in ((starting, LATEST, "starting"), (ending, EARLIEST, "ending")):
+        for topic, partitions in (boundary.offsets or {}).items():
             for partition, offset in partitions.items():
                 if offset == disallowed:
                     raise MqdOptionError(
@@ -383,24 +385,24 @@ def _check_batch_limits(starting: Limit, ending: Limit) -> None:
                     )
 
 
-def _limit(options: Options, side: str, default: int) -> Limit:
-    """The limit from the first of these options that is set: timestamp, offsets by timestamp,
+def _boundary(options: SparkOptions, side: str, default: int) -> Boundary:
+    """The boundary from the first of these options that is set: timestamp, offsets by timestamp,
     offsets.
     """
     timestamp = options.text(f"{side}Timestamp")
     if timestamp is not None:
-        return Limit(timestamp=_parse_timestamp(f"{side}Timestamp", timestamp))
+        return Boundary(timestamp=_parse_timestamp(f"{side}Timestamp", timestamp))
     by_timestamp = options.text(f"{side}OffsetsByTimestamp")
     if by_timestamp is not None:
-        return Limit(timestamps=parse_offsets(by_timestamp, f"{side}OffsetsByTimestamp", minimum=0))
+        return Boundary(timestamps=parse_offsets(by_timestamp, f"{side}OffsetsByTimestamp", minimum=0))
     value = options.text(f"{side}Offsets")
     if value is None:
-        return Limit(symbolic=default)
+        return Boundary(symbolic=default)
     symbolic = {"earliest": EARLIEST, "latest": LATEST}.get(value.strip().lower())
     return (
-        Limit(offsets=parse_offsets(value, f"{side}Offsets", minimum=EARLIEST))
+        Boundary(offsets=parse_offsets(value, f"{side}Offsets", minimum=EARLIEST))
         if symbolic is None
-        else Limit(symbolic=symbolic)
+        else Boundary(symbolic=symbolic)
     )
 
 

@@ -409,7 +409,7 @@ class Producer:
         queue.popleft()
         self._queued_bytes -= len(batch.data)
         sequence = batch.sequence
-        for half in reversed(halves := batch.halves(self._options.compression)):
+        for half in reversed(halves := batch.split_in_half(self._options.compression)):
             queue.appendleft(half)
             self._queued_bytes += len(half.data)
         for half in halves:

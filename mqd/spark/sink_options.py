@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from mqd.spark.options import REFUSED_BY_SINK, KafkaSettings, MqdOptionError, Options, kafka_settings
+from mqd.spark.options import REFUSED_BY_SINK, KafkaSettings, MqdOptionError, SparkOptions, kafka_settings
 
 EXACTLY_ONCE, AT_LEAST_ONCE = "exactly-once", "at-least-once"
 COMPRESSIONS = ("none", "gzip", "snappy", "lz4", "zstd")  # in the order of their numbers
@@ -61,7 +61,7 @@ class SinkOptions(msgspec.Struct, frozen=True):
 
 def sink_options(spark_options: Mapping[str, str], schema: Any, streaming: bool) -> SinkOptions:
     """Raises MqdOptionError."""
-    options = Options(spark_options)
+    options = SparkOptions(spark_options)
     refused = {
         **REFUSED_BY_SINK,
         "transactional.id": (
@@ -69,7 +69,7 @@ def sink_options(spark_options: Mapping[str, str], schema: Any, streaming: bool)
         ),
     }
     kafka = kafka_settings(options, refused, "producer")
-    others = Options(kafka.others)
+    others = SparkOptions(kafka.others)
     topic = _topic(options)
     is_exactly_once = options.choice("delivery", (EXACTLY_ONCE, AT_LEAST_ONCE), EXACTLY_ONCE) == EXACTLY_ONCE
     app_id, app_version = _application(options, streaming, is_exactly_once)
@@ -95,14 +95,14 @@ def sink_options(spark_options: Mapping[str, str], schema: Any, streaming: bool)
     )
 
 
-def _topic(options: Options) -> str | None:
+def _topic(options: SparkOptions) -> str | None:
     topic = options.text("topic")
     if topic is not None and (not topic.strip() or topic in _NOT_TOPICS or len(topic) > 249):
         raise MqdOptionError(f"option topic: {topic!r} is not a topic name")
     return topic
 
 
-def _application(options: Options, streaming: bool, is_exactly_once: bool) -> tuple[str | None, int]:
+def _application(options: SparkOptions, streaming: bool, is_exactly_once: bool) -> tuple[str | None, int]:
     app_id, version = options.text("txnAppId"), options.integer("txnVersion", None, 0)
     if (app_id is None) != (version is None) or app_id == "":
         raise MqdOptionError(
@@ -121,7 +121,7 @@ def _application(options: Options, streaming: bool, is_exactly_once: bool) -> tu
     return app_id, version or 0
 
 
-def _acks(others: Options, is_exactly_once: bool) -> int:
+def _acks(others: SparkOptions, is_exactly_once: bool) -> int:
     acks = {"all": -1, "-1": -1, "1": 1}.get(others.text("acks", "all").strip().lower())
     if acks is None or (is_exactly_once and acks != -1):
         raise MqdOptionError(

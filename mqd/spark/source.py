@@ -30,7 +30,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from mqd.spark import schema as columns
-from mqd.spark.options import Options, source_options
+from mqd.spark.options import SparkOptions, source_options
 from mqd.spark.planning import Range
 
 FORMAT = "mqd"
@@ -46,7 +46,7 @@ class MqdDataSource(DataSource):
         return FORMAT
 
     def schema(self) -> str:
-        return columns.ddl(Options(self.options).boolean("includeHeaders", False))
+        return columns.ddl(SparkOptions(self.options).boolean("includeHeaders", False))
 
     def reader(self, schema: Any) -> DataSourceReader:
         return MqdReader(dict(self.options), columns.requested_columns(schema))

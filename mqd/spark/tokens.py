@@ -30,7 +30,7 @@ from mqd.protocol.messages import (
     RenewDelegationTokenRequest,
 )
 from mqd.security import client, scram
-from mqd.spark.options import MqdOptionError, Options, kafka_settings
+from mqd.spark.options import MqdOptionError, SparkOptions, kafka_settings
 from mqd.spark.wire import Cluster, MqdReadError
 
 log = logging.getLogger("mqd.spark")
@@ -44,7 +44,7 @@ class DelegationToken:
     """
 
     def __init__(self, options: Mapping[str, str], max_lifetime_s: float | None = None) -> None:
-        settings = kafka_settings(Options(options), {})
+        settings = kafka_settings(SparkOptions(options), {})
         security = dict(settings.security)
         protocol = security.get("security.protocol", "PLAINTEXT").upper()
         if not protocol.startswith("SASL_"):

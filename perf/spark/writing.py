@@ -36,12 +36,12 @@ def task(
 ) -> Figure:
     from mqd.coordinator.transaction.joint import JOINT_PREFIX
     from mqd.spark import writing
-    from mqd.spark.options import Options, kafka_settings
+    from mqd.spark.options import SparkOptions, kafka_settings
     from mqd.spark.sink_options import COLUMNS, SinkOptions
 
     columns = tuple(name if name in ("key", "value") else "" for name in COLUMNS)
     options = SinkOptions(
-        kafka_settings(Options({"kafka.bootstrap.servers": bootstrap, **given}), {}, "producer"), columns, topic
+        kafka_settings(SparkOptions({"kafka.bootstrap.servers": bootstrap, **given}), {}, "producer"), columns, topic
     )
     place = (f"{JOINT_PREFIX}perf.{uuid.uuid4().hex}", 0, "run")
 

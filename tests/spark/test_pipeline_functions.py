@@ -249,7 +249,7 @@ def test_small_files_are_merged(spark: Any, tmp_path: Path) -> None:
     compact(spark, archive, find_due(archive, 1 << 20, 4))
     assert len(archive.files) == 1
     (file,) = archive.files.values()
-    assert (file.spans[0].first, file.spans[0].end, file.rows) == (0, 4, 4)
+    assert (file.spans[0].first, file.spans[0].end, file.row_count) == (0, 4, 4)
     assert [row.offset for row in parquet(spark, archive).collect()] == [0, 1, 2, 3]
     assert all((tmp_path / "archive" / path).exists() for path in before), "somebody may still read the old ones"
     archive.vacuum(now=4e9)

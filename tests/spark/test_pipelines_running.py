@@ -61,7 +61,7 @@ def test_aborted_records_are_not_archived(spark: Any, broker: Broker, tmp_path: 
         end(30)
     run(spark, archive_of(broker, topic, tmp_path))
     archive = ArchiveFiles(str(tmp_path / "archive"))
-    assert [file.rows for file in archive.files.values()] == [1]
+    assert [file.row_count for file in archive.files.values()] == [1]
     assert archive.ends(topic) == {0: 4}, "the markers at the end belong to the batch: by the checkpoint"
 
 
@@ -107,7 +107,7 @@ def test_a_compaction_that_fails_does_not_end_archiving(
             (damaged,) = (tmp_path / "archive").glob("topic=*/date=*/*.parquet")
             damaged.write_bytes(b"no Parquet")
     archive = ArchiveFiles(str(tmp_path / "archive"))
-    assert (sum(file.rows for file in archive.files.values()), archive.ends(topic)) == (30, {0: 30})
+    assert (sum(file.row_count for file in archive.files.values()), archive.ends(topic)) == (30, {0: 30})
     logged = [
         record.getMessage()
         for record in caplog.records

@@ -193,7 +193,7 @@ def test_rows_that_cannot_be_written_are_named(spark: Any, broker: Broker, kafka
     one = spark.range(1)
     with pytest.raises(Exception, match=rf"topic {small}, partition 0: a row of \d+ bytes is larger"):
         save(one.selectExpr("repeat('x', 20000) AS value"), broker, topic=small)
-    with pytest.raises(Exception, match=f"topic {topic} has partitions 0 to 2; a row has 7"):
+    with pytest.raises(Exception, match=f"topic {topic} has partitions 0 to 2, but a row has 7"):
         save(one.selectExpr("'x' AS value", "7 AS partition"), broker, topic=topic)
     with pytest.raises(Exception, match="null topic"):
         save(one.selectExpr("'x' AS value", "cast(NULL AS string) AS topic"), broker)

@@ -84,11 +84,11 @@ class ArchivedFile(msgspec.Struct, frozen=True):
     spans: list[Span]
 
     @property
-    def rows(self) -> int:
+    def row_count(self) -> int:
         return sum(span.rows for span in self.spans)
 
     @property
-    def offsets(self) -> str:
+    def offsets_text(self) -> str:
         """The offsets as text, for messages."""
         return ", ".join(f"{self.topic}-{span.partition} from {span.first} to {span.end}" for span in self.spans)
 
@@ -220,7 +220,7 @@ class Archive:
         or if `commit` would break an invariant.
         """
         if commit.batch >= 0 and commit.batch <= self.batches.get(commit.query, -1):
-            offsets = "; ".join(file.offsets for file in commit.added) or "nothing"
+            offsets = "; ".join(file.offsets_text for file in commit.added) or "nothing"
             raise ArchiveError(
                 f"{commit} is in {self.path} already, so it cannot add {offsets} again: give the pipeline another"
                 " name, or its old checkpoint"
@@ -440,9 +440,9 @@ class Archive:
             if not info.is_file or info.size != file.size_bytes:
                 actual_state = f"has {info.size} bytes here" if info.is_file else "is not here"
                 raise ArchiveError(
-                    f"{info.path} ({file.offsets}) was written with {file.size_bytes} bytes and {actual_state}: Spark's"
-                    " executors and its driver do not see the same file system (a path without a scheme, on a cluster"
-                    " of several hosts?); use a path that all of them can reach, such as hdfs:// or s3://"
+                    f"{info.path} ({file.offsets_text}) was written with {file.size_bytes} bytes and {actual_state}:"
+                    " Spark's executors and its driver do not see the same file system (a path without a scheme, on a"
+                    " cluster of several hosts?); use a path that all of them can reach, such as hdfs:// or s3://"
                 )
 
     def _refuse_other_row_counts(self, commit: Commit) -> None:
@@ -454,9 +454,9 @@ class Archive:
             before, after = (
                 [file for file in files if (file.topic, file.date) == (topic, date)] for files in (old, new)
             )
-            rows_before, rows_after = sum(file.rows for file in before), sum(file.rows for file in after)
+            rows_before, rows_after = sum(file.row_count for file in before), sum(file.row_count for file in after)
             if rows_before != rows_after:
-                offsets = "; ".join(f"{file.path}: {file.offsets}" for file in before) or "no file"
+                offsets = "; ".join(f"{file.path}: {file.offsets_text}" for file in before) or "no file"
                 raise ArchiveError(
                     f"{self.path}: {rows_before} records of {topic}, {date}, were compacted into {rows_after}; the"
                     f" files are unchanged ({offsets}). Check that each of them can be read; compact_from_files = 0"

@@ -95,7 +95,7 @@ class _TaskWriter:
         self._filesystem, self._root = filesystem(root)
         self._prefix = prefix
         self._files: dict[tuple[str, str], _FileWriter] = {}  # the most recently written file is the last
-        self._done: list[ArchivedFile] = []
+        self._closed_files: list[ArchivedFile] = []
 
     def add(self, topic: str, date: str, records: pa.RecordBatch) -> None:
         file = self._files.get((topic, date))
@@ -108,20 +108,22 @@ class _TaskWriter:
             self._write(max(self._files.values(), key=lambda file: file.unwritten_bytes))
 
     def close(self) -> list[ArchivedFile]:
-        self._done += [file.close() for file in self._files.values()]
+        self._closed_files += [file.close() for file in self._files.values()]
         folders = {
-            folder for file in self._done for folder in (file.path.rsplit("/", 1)[0], file.path.split("/", 1)[0])
+            folder
+            for file in self._closed_files
+            for folder in (file.path.rsplit("/", 1)[0], file.path.split("/", 1)[0])
         }
         for folder in (*sorted(folders), *([""] if folders else [])):
             sync(self._filesystem, f"{self._root}/{folder}".rstrip("/"))
-        return self._done
+        return self._closed_files
 
     def _write(self, file: _FileWriter) -> None:
         self._files[file.topic, file.date] = self._files.pop((file.topic, file.date))
         file.write_group()
         open_files = [file for file in self._files.values() if file.is_open]
         if len(open_files) > FILES_OPEN_MAX:
-            self._done.append(self._files.pop((open_files[0].topic, open_files[0].date)).close())
+            self._closed_files.append(self._files.pop((open_files[0].topic, open_files[0].date)).close())
 
 
 def _split_by_day(batch: pa.RecordBatch) -> Iterator[tuple[str, str, pa.RecordBatch]]:
@@ -224,8 +226,8 @@ class _FileWriter:
             times = pc.min_max(matching.column("timestamp").cast(pa.int64())).as_py()
             first, end = offsets[0].as_py(), offsets[-1].as_py() + 1
             span = self._spans.get(partition)
-            in_order = pc.all(pc.less(offsets[:-1], offsets[1:])).as_py() is not False
-            if not in_order or (span is not None and first < span.end):
+            is_in_order = pc.all(pc.less(offsets[:-1], offsets[1:])).as_py() is not False
+            if not is_in_order or (span is not None and first < span.end):
                 raise OrderError(
                     f"records of {self.topic}-{partition} are not in the order of their offsets at {first}: this is a"
                     " bug in mqd unless you have called append(in_order=True) with records in another order"

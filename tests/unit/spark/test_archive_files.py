@@ -176,7 +176,7 @@ def test_times_beyond_all_dates_are_filed_under_the_nearest_date(tmp_path: Path)
     """A producer may write any time, such as seconds instead of milliseconds; the record keeps it."""
     times = [-62_200_000_000_000, -62_135_596_800_000, 0, 253_402_300_799_999, 1_700_000_000_000_000]
     made = write_files(iter([batch([("t", 0, offset, time) for offset, time in enumerate(times)])]), str(tmp_path), "q")
-    assert sorted((file.date, file.rows, file.path.split("/")[1]) for file in made) == [
+    assert sorted((file.date, file.row_count, file.path.split("/")[1]) for file in made) == [
         (date, rows, f"date={date}") for date, rows in (("0001-01-01", 2), ("1970-01-01", 1), ("9999-12-31", 2))
     ]
     assert all(manifest._OWN_FILE.fullmatch(file.path) for file in made)
@@ -217,7 +217,7 @@ def test_alternating_days_make_one_file_each(tmp_path: Path) -> None:
     made = write_files(
         (batch([("t", 0, 40 * turn + day, day * DAY_MS) for day in range(40)]) for turn in range(5)), str(tmp_path), "q"
     )
-    assert sorted((file.date, file.rows) for file in made) == sorted(
+    assert sorted((file.date, file.row_count) for file in made) == sorted(
         (str(datetime.date(1970, 1, 1) + datetime.timedelta(day)), 5) for day in range(40)
     )
 

@@ -13,9 +13,9 @@ from mqd.spark.options import (
     LATEST,
     REFUSED_BY_SINK,
     REFUSED_BY_SOURCE,
-    Limit,
+    Boundary,
     MqdOptionError,
-    Options,
+    SparkOptions,
     kafka_settings,
     parse_assign,
     parse_offsets,
@@ -34,9 +34,9 @@ def _refused(text: str, streaming: bool = False, **given: str) -> None:
 def test_defaults_are_kafkas() -> None:
     stream, batch = source_options(BASE, True), source_options(BASE, False)
     assert (
-        stream.starting == Limit(symbolic=LATEST)
-        and batch.starting == Limit(symbolic=EARLIEST)
-        and batch.ending == Limit(symbolic=LATEST)
+        stream.starting == Boundary(symbolic=LATEST)
+        and batch.starting == Boundary(symbolic=EARLIEST)
+        and batch.ending == Boundary(symbolic=LATEST)
     )
     assert stream.topics == ("orders",) and stream.fail_on_data_loss and not stream.include_headers
     assert stream.max_trigger_delay_ms == 15 * 60_000 and stream.poll_timeout_s == 120 and stream.retries == 3
@@ -77,7 +77,7 @@ def test_refused_configuration_of_the_source(name: str) -> None:
 @pytest.mark.parametrize("name", REFUSED_BY_SINK)
 def test_refused_configuration_of_the_sink(name: str) -> None:
     with pytest.raises(MqdOptionError, match=f"'{name}' is not supported"):
-        kafka_settings(Options({**BASE, f"kafka.{name}": "x"}), REFUSED_BY_SINK, "producer")
+        kafka_settings(SparkOptions({**BASE, f"kafka.{name}": "x"}), REFUSED_BY_SINK, "producer")
 
 
 def test_encryption_of_values() -> None:
@@ -148,12 +148,12 @@ def test_invalid_assignments(text: str) -> None:
 def test_precedence_of_start_options() -> None:
     """One timestamp for all takes precedence over timestamps by partition, those over offsets."""
     given = {"startingOffsets": '{"orders":{"0":3}}'}
-    assert source_options({**BASE, **given}, False).starting == Limit(offsets={"orders": {0: 3}})
+    assert source_options({**BASE, **given}, False).starting == Boundary(offsets={"orders": {0: 3}})
     given["startingOffsetsByTimestamp"] = '{"orders":{"0":5}}'
-    assert source_options({**BASE, **given}, False).starting == Limit(timestamps={"orders": {0: 5}})
+    assert source_options({**BASE, **given}, False).starting == Boundary(timestamps={"orders": {0: 5}})
     given["startingTimestamp"] = "7"
-    assert source_options({**BASE, **given}, False).starting == Limit(timestamp=7)
-    assert source_options({**BASE, "startingOffsets": "EARLIEST"}, True).starting == Limit(symbolic=EARLIEST)
+    assert source_options({**BASE, **given}, False).starting == Boundary(timestamp=7)
+    assert source_options({**BASE, "startingOffsets": "EARLIEST"}, True).starting == Boundary(symbolic=EARLIEST)
 
 
 def test_offsets_of_a_checkpoint_are_accepted() -> None:
@@ -186,7 +186,7 @@ def test_an_archive_is_for_batches_and_offsets() -> None:
 
 def test_credentials_require_tcp():
     found = kafka_settings(
-        Options(
+        SparkOptions(
             {
                 **BASE,
                 "kafka.security.protocol": "SASL_SSL",
@@ -207,4 +207,4 @@ def test_credentials_require_tcp():
         "sasl.password": "s3cret",
         "ssl.ca.location": "/ca.pem",
     }
-    assert kafka_settings(Options(BASE), {}).transport == "auto"
+    assert kafka_settings(SparkOptions(BASE), {}).transport == "auto"

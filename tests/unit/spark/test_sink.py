@@ -250,7 +250,7 @@ def test_rows_that_arrow_cannot_combine_are_all_written(monkeypatch: pytest.Monk
 def test_a_batch_that_is_too_large_is_halved() -> None:
     batch = pa.record_batch({"value": pa.array([b"%d" % number for number in range(11)], pa.binary())})
     (whole,) = encoded(options(kinds={"value": "binary"}), batch, partition_count=1)
-    halves = whole.halves(0)
+    halves = whole.split_in_half(0)
     assert [half.count for half in halves] == [5, 6] and all(len(half.data) > HEADER_BYTES for half in halves)
     assert [record.value for record in records_of(halves)["t", 0]] == [b"%d" % number for number in range(11)]
 
@@ -288,7 +288,7 @@ def test_rows_without_a_key_stay_together_for_a_round() -> None:
 @pytest.mark.parametrize(
     ("column", "values", "kind", "problem"),
     [
-        ("partition", [0, 3], pa.int32(), "topic t has partitions 0 to 2; a row has 3"),
+        ("partition", [0, 3], pa.int32(), "topic t has partitions 0 to 2, but a row has 3"),
         ("partition", [0, -1], pa.int32(), "a row has -1"),
         ("partition", [None, 3], pa.int32(), "a row has 3"),
         (
@@ -333,7 +333,7 @@ def test_an_ended_transaction_is_reported_with_its_timeout() -> None:
         MqdWriteError,
         match=(
             r"continuing the transaction of batch 3: .* the batch had no activity for 60000 ms"
-            r" .kafka.transaction.timeout.ms; .* another run"
+            r" .* raise kafka.transaction.timeout.ms.* another run"
         ),
     ):
         JointTransaction(cluster, "mqd.joint.spark.query.q", 3, "run", 60_000).heartbeat(Child(5, 0))
