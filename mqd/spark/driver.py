@@ -125,7 +125,7 @@ class Driver:
             unknown = [index for index in indexes if index not in existing]
             if unknown and not skip_missing:
                 raise MqdReadError(
-                    f"option assign: topic {name} has no partition {', '.join(map(str, unknown))}, only"
+                    f"option assign: topic {name} has no partition {', '.join(map(str, unknown))}; it has"
                     f" {len(existing)} partitions"
                 )
         return sorted(
