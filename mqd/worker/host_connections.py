@@ -48,7 +48,7 @@ async def dial(
         if initiator.peer is None or initiator.peer.node_id != node_id:
             raise HandshakeFailed(f"{host}:{port} is not host {node_id}")
         done = True
-        return DialledConnection(connection, initiator.tls)
+        return DialledConnection(connection, initiator.uses_tls)
     finally:
         if connection is not None and not done:
             connection.close()

@@ -178,7 +178,7 @@ class InterbrokerServer:
             hello = side.peer
             assert hello is not None
             if hello.worker >= 0:
-                self._hand_over(connection, hello, address, side.tls)
+                self._hand_over(connection, hello, address, side.uses_tls)
                 return
             channel = Channel(connection, self._credentials.tls(side))
             await channel.begin()

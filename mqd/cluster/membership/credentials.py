@@ -73,7 +73,7 @@ class Credentials:
 
     def tls(self, side: Initiator | Responder) -> HostTls | None:
         """Returns the TLS with which a connection continues after its handshake; None: without TLS."""
-        if not side.tls:
+        if not side.uses_tls:
             return None
         assert self.host is not None and side.peer is not None
         if isinstance(side, Initiator):

@@ -287,7 +287,7 @@ class GossipCore:
     # -- sending -----------------------------------------------------------------------------------
 
     def _sends_max(self, multiplier: int) -> int:
-        return multiplier * max(1, math.ceil(math.log10(self.membership.count + 1)))
+        return multiplier * max(1, math.ceil(math.log10(self.membership.live_count + 1)))
 
     def send_to(self, member: Member, body: Body | None, urgent: Sequence[bytes] = ()) -> None:
         self.send((member.profile.directory_id, member.life), member.profile.host, member.profile.port, body, urgent)
@@ -462,7 +462,7 @@ class GossipCore:
                 self.after(self.rng.randint(wait_ms // 2, wait_ms), self._on_exchange_due)
 
     def _on_push_pull(self, _: object) -> None:
-        count = self.membership.count
+        count = self.membership.live_count
         scale = 1 if count <= 32 else math.ceil(math.log2(count)) - 4
         self.after(self.settings.push_pull_interval_ms * scale, self._on_push_pull)
         self._on_exchange_due(None)
@@ -511,7 +511,7 @@ class GossipCore:
     def _on_load_due(self, _: object) -> None:
         settings = self.settings
         self.after(
-            max(settings.load_interval_ms, settings.load_interval_ms_per_member * self.membership.count),
+            max(settings.load_interval_ms, settings.load_interval_ms_per_member * self.membership.live_count),
             self._on_load_due,
         )
         if self._measured_load is not None:

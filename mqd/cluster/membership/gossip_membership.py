@@ -157,7 +157,7 @@ class Membership:
         return life_of(self.incarnation)
 
     @property
-    def count(self) -> int:
+    def live_count(self) -> int:
         """Live members, including this host."""
         return len(self.living) + 1
 
@@ -331,13 +331,13 @@ class Membership:
         # A refutation reaches all hosts in log(count) gossip intervals, which are much shorter than
         # probe intervals: half of memberlist's wait is enough.
         shortest_ms = int(
-            settings.suspicion_multiplier * max(1.0, math.log10(self.count) / 2) * settings.probe_interval_ms
+            settings.suspicion_multiplier * max(1.0, math.log10(self.live_count) / 2) * settings.probe_interval_ms
         )
         return Suspicion(
             self._core.own_time_ms,
             shortest_ms,
             settings.suspicion_factor_max,
-            min(settings.confirmation_count, self.count - 2),
+            min(settings.confirmation_count, self.live_count - 2),
             by,
         )
 

@@ -9,7 +9,7 @@ ring alone each host would be probed by one host only, which may fail, too, or h
       Ping -> Ack               alive
       no Ack within the probe timeout: PingRequest to `indirect_count` others, and a probe over TCP
       Ack from one of them      alive
-      Nack from one of them     it got no response either, so this host's own health is not the cause
+      Nack from one of them     that host got no response either, so this host's own health is not the cause
       end of the interval       the member is suspected, and informed of it
 
 Bounds: one probe per member, PROBE_COUNT_MAX in total; RELAY_COUNT_MAX pings on behalf of other
@@ -132,7 +132,7 @@ class Prober:
             self.probe(identity)
 
     def _successor(self) -> Identity | None:
-        """The next host in the order of directory ids. They are random, so the hosts of a rack are seldom
+        """The next host in the order of directory ids. The ids are random, so hosts of one rack are seldom
         neighbours. Suspects are skipped, so that two neighbours that failed are both found soon.
         """
         membership = self._core.membership
@@ -195,7 +195,7 @@ class Prober:
         if by == core.membership.identity[0]:
             core.send_to(member, None, [member.refutable_update()])
             core.gossip_now()
-        elif core.rng.random() * core.membership.count < core.settings.confirmer_count:
+        elif core.rng.random() * core.membership.live_count < core.settings.confirmer_count:
             self.probe(member.identity)
 
     def reconnect(self, member: Member) -> None:

@@ -16,7 +16,7 @@ Frames: 4-byte big-endian length, then msgpack; at most FRAME_BYTES_MAX. After t
 connection uses the protocol of its `purpose`; the initiator sends first.
 
 Hello and answer say whether a side can use TLS and whether it must. If both can, the connection
-continues as TLS 1.3 (`tls`): the initiator is the TLS client, the responder the server, and each
+continues as TLS 1.3 (`uses_tls`): the initiator is the TLS client, the responder the server, and each
 checks that the other's certificate belongs to the node that authenticated here
 (mqd/security/host_identity.py). A side that must use TLS refuses one that cannot.
 
@@ -31,7 +31,7 @@ Invariants
         socket can be passed to another process after the handshake
     H5  a refusal is authenticated like an acceptance: a peer without the key cannot make a host
         believe that it was refused
-    H6  the proofs cover the TLS flags of both sides: without the key they cannot be changed, and a peer
+    H6  the proofs cover the TLS modes of both sides: without the key they cannot be changed, and a peer
         without the key cannot cause a TLS handshake
 
 Limits: without TLS the bytes after the handshake are neither encrypted nor authenticated. Concurrency:
@@ -62,7 +62,7 @@ REFUSED_PURPOSE = "purpose"  # not offered on this listener
 REFUSED_BUSY = "busy"  # too many connections, or not ready yet
 REFUSED_TLS = "tls"  # one side must use TLS, the other cannot
 
-# TLS flags of a side (cluster.tls). Releases without TLS between hosts send no flag, which means TLS_OFF.
+# TLS modes of a side (cluster.tls). Releases without TLS between hosts send none, which means TLS_OFF.
 TLS_OFF, TLS_ALLOWED, TLS_REQUIRED = range(3)
 
 
@@ -185,7 +185,7 @@ class _Side:
         self._prefix = prefix  # the bytes with which the peer must begin; empty after its first frame header
         self.peer: Hello | Identity | None = None  # the peer's identity, once `done`
         self.done = False
-        self.tls = False  # once `done`: whether the connection continues as TLS
+        self.uses_tls = False  # once `done`: whether the connection continues as TLS
         self._failed = False
 
     @property
@@ -248,7 +248,7 @@ class Initiator(_Side):
         self, key: bytes, purpose: str, identity: Identity, nonce: bytes, worker: int = -1, tls: int = TLS_OFF
     ) -> None:
         super().__init__(key, nonce, b"")
-        self._tls = tls
+        self._tls_mode = tls
         self._hello = _encode(Hello(VERSION, nonce, purpose, identity, worker, tls))
         self._challenge: bytes | None = None
 
@@ -269,10 +269,10 @@ class Initiator(_Side):
         response = _decode(_Response, signed.response)
         if response.identity is None:
             raise HandshakeRefused(response.refusal or Refusal(REFUSED_BUSY, "the peer gave no reason"))
-        if refusal := _tls_refusal(self._tls, response.tls):  # a responder of an older release does not check this
+        if refusal := _tls_refusal(self._tls_mode, response.tls):  # a responder of an older release does not check this
             raise HandshakeRefused(refusal)
         self.peer = response.identity
-        self.tls = min(self._tls, response.tls) > TLS_OFF
+        self.uses_tls = min(self._tls_mode, response.tls) > TLS_OFF
         self.done = True
         return b""
 
@@ -301,7 +301,7 @@ class Responder(_Side):
     ) -> None:
         super().__init__(key, nonce, MAGIC)
         self._other_keys = other_keys
-        self._tls = tls
+        self._tls_mode = tls
         self._decide = decide
         self._hello_bytes = b""
         self._hello: Hello | None = None
@@ -325,14 +325,14 @@ class Responder(_Side):
                 self._key = key
         self._check_proof(proof.mac, b"initiator", self._hello_bytes, self._challenge)
         self.proven_node_id = self._hello.identity.node_id
-        decision = _tls_refusal(self._hello.tls, self._tls) or self._decide(self._hello)
+        decision = _tls_refusal(self._hello.tls, self._tls_mode) or self._decide(self._hello)
         if isinstance(decision, Refusal):
             self.refused, self._failed = decision, True
             response = _encode(_Response(None, decision))
         else:
             self.peer, self.sent_identity, self.done = self._hello, decision, True
-            self.tls = min(self._hello.tls, self._tls) > TLS_OFF
-            response = _encode(_Response(decision, None, self._tls))
+            self.uses_tls = min(self._hello.tls, self._tls_mode) > TLS_OFF
+            response = _encode(_Response(decision, None, self._tls_mode))
         return _frame(
             _encode(_Signed(response, _mac(self._key, b"responder", self._hello_bytes, self._challenge, response)))
         )

@@ -420,13 +420,13 @@ class ActiveController(Maintenance):
             return self._upkeep(state, now_ms)
         if now_ms >= self._next_leader_balance_ms:
             self._next_leader_balance_ms = now_ms + self._options.leader_balance_check_ms
-            stable = {
+            is_stable = {
                 node: now_ms - since >= self._options.leader_balance_stable_ms
                 for node, since in self._unfenced_since_ms.items()
             }
             moves_max = self._options.leader_moves_max
             changes = election_rules.elect_preferred_leaders(
-                self.view(state), stable, self._options.leader_imbalance_percent, moves_max
+                self.view(state), is_stable, self._options.leader_imbalance_percent, moves_max
             )
             if len(changes) >= moves_max:
                 self._next_leader_balance_ms = now_ms  # as in Kafka, the rest does not wait for the next check

@@ -1,5 +1,5 @@
-"""Translates a client's change into records, a response, and the topic to return with it: one function
-per kind of change. For the active controller only.
+"""Translates a client's change into records, a response, and the topic to return in the response: one
+function per kind of change. For the active controller only.
 
 A change to several partitions is treated as several changes: each has its own result, and a refusal
 of one does not affect the others (KIP-455, KIP-460). All records of a request form one batch.

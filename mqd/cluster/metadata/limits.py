@@ -3,8 +3,9 @@
 REPLICAS_MAX: the replication core has room for this many replicas of a partition
 (native/replica/rules.h, MQD_REPLICA_COUNT_MAX), including those that a reassignment adds and
 removes. IMAGE_BYTES_MAX: every process gets the metadata as one image, and is disconnected when
-more than SEND_BYTES_MAX (mqd/controller/server.py) is unread. The difference between the two is for
-access control lists, credentials and tokens (55 MiB at their limits) and for subsequent changes.
+more than SEND_BYTES_MAX (mqd/controller/server.py) is unread. The difference between these two
+limits is for access control lists, credentials and tokens (55 MiB at their limits) and for
+subsequent changes.
 """
 
 from collections.abc import Iterable

@@ -104,7 +104,7 @@ class LogTail:
         self._active = ActiveController(0, state, options, 0, clustered=False) if active else None
 
     @property
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
         return not self._pending and not self._waiting_responses and not self._waiting_peer_responses
 
     @property

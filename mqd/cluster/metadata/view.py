@@ -27,16 +27,16 @@ class View:
         self,
         state: MetadataState,
         gone: frozenset[int] = frozenset(),
-        back: frozenset[int] = frozenset(),
+        unfencing: frozenset[int] = frozenset(),
         cannot_serve: CannotServe = assume_served,
     ) -> None:
-        """`back`: brokers that this decision unfences."""
+        """`unfencing`: brokers that this decision unfences."""
         self.state, self.cannot_serve = state, cannot_serve
         brokers = state.brokers.values()
         self._unfenced = {
             broker.node_id
             for broker in brokers
-            if (not broker.fenced or broker.node_id in back) and broker.node_id not in gone
+            if (not broker.fenced or broker.node_id in unfencing) and broker.node_id not in gone
         }
         self._may_lead = {node for node in self._unfenced if not state.brokers[node].in_controlled_shutdown}
         self._shutting_down = self._unfenced - self._may_lead

@@ -92,7 +92,9 @@ class Following:
 
     def _pause(self, now_ns: int, reason: str) -> None:
         self._pause_until_ns = now_ns + self.core.settings.promise_ns // 4
-        self.core.emit(Note("fetching the metadata log pauses", (("leader", str(self.leader)), ("reason", reason))))
+        self.core.emit(
+            Note("fetching of the metadata log is paused", (("leader", str(self.leader)), ("reason", reason)))
+        )
 
     def maybe_fetch(self, now_ns: int) -> None:
         if self.sequence is not None or not self.is_flushed or now_ns < self._pause_until_ns:

@@ -252,7 +252,7 @@ def test_hosts_are_probed_over_tcp_when_udp_is_blocked() -> None:
     world.start_all()
     world.weather = Weather(loss=1.0)
     world.run(90_000)
-    assert world.deaths == [] and all(host.core.membership.count == 4 for host in world.hosts)
+    assert world.deaths == [] and all(host.core.membership.live_count == 4 for host in world.hosts)
 
 
 def stand_still(seed: int, make: Callable[..., GossipCore] = GossipCore) -> World:
@@ -285,7 +285,7 @@ def split(seed: int, make: Callable[..., GossipCore] = GossipCore) -> World:
         world.give(host, events.SeedsChanged(()))
     world.cut_links([(a, b) for a in range(1, 7) for b in range(1, 7) if (a < 4) != (b < 4)], world.now + 30_000)
     world.run(world.now + 30_000)
-    assert all(host.core.membership.count == 3 for host in world.hosts)
+    assert all(host.core.membership.live_count == 3 for host in world.hosts)
     return world
 
 

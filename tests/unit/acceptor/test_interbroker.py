@@ -463,7 +463,7 @@ def test_each_worker_gets_its_own_socket(tmp_path, tls: bool) -> None:
             packet, descriptors, _, _ = await loop.run_in_executor(None, socket.recv_fds, hosts.worker, 100, 1)
             flags = between.FLAG_PEER | between.FLAG_TLS * tls
             assert between.PACKET.unpack(packet)[2] == flags and between.PACKET.unpack(packet)[-1] == 2
-            assert side.tls is tls
+            assert side.uses_tls is tls
             with socket.socket(fileno=descriptors[0]) as taken:
                 taken.settimeout(10)
                 assert await loop.run_in_executor(None, taken.recv, 100) == b"what follows is the worker's"

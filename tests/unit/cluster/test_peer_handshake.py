@@ -154,7 +154,7 @@ def test_tls_is_agreed_or_refused(ours, theirs):
     else:
         run(initiator, responder)
         assert initiator.done and responder.done
-        assert initiator.tls == responder.tls == (min(ours, theirs) > handshake.TLS_OFF)
+        assert initiator.uses_tls == responder.uses_tls == (min(ours, theirs) > handshake.TLS_OFF)
 
 
 def test_a_release_without_tls():
@@ -172,7 +172,7 @@ def test_a_release_without_tls():
         initiator.feed(len(signed).to_bytes(4, "big"))
         if taken:
             initiator.feed(signed)
-            assert initiator.done and not initiator.tls
+            assert initiator.done and not initiator.uses_tls
         else:
             with pytest.raises(HandshakeRefused, match="the responder cannot use TLS"):
                 initiator.feed(signed)

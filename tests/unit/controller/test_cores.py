@@ -154,7 +154,7 @@ def random_history(seed: int, security: float = 0) -> None:
             for index in live:  # the same processes subscribe again, over new connections
                 world.join(index)
     world.settle()
-    assert world.core.idle and not world.host._awaited_epochs and not world.host._slots.retiring
+    assert world.core.is_idle and not world.host._awaited_epochs and not world.host._slots.retiring
     # every request of the last controller has a response, and the log alone gives the same state
     replayed = MetadataState()
     for record in world.log:

@@ -228,7 +228,7 @@ def unfence(state: MetadataState, node: int, cannot_serve: CannotServe = assume_
     that have none.
     """
     broker = state.brokers[node]
-    view = View(state, back=frozenset((node,)), cannot_serve=cannot_serve)
+    view = View(state, unfencing=frozenset((node,)), cannot_serve=cannot_serve)
     targets = (
         (topic, Target(partition))
         for topic in state.topics.values()

@@ -121,10 +121,10 @@ def elect_unclean_leaders(view: View, static_default: bool) -> list[tuple[TopicS
 
 
 def elect_preferred_leaders(
-    view: View, stable: Mapping[int, bool], percent: int, moves_max: int
+    view: View, is_stable: Mapping[int, bool], percent: int, moves_max: int
 ) -> list[tuple[TopicState, PartitionChange]]:
     """Gives leaderships, at most `moves_max`, back to the preferred replicas on brokers that lack more
-    than `percent` of the leaderships that they should have. `stable`: whether a broker has been
+    than `percent` of the leaderships that they should have. `is_stable`: whether a broker has been
     unfenced for long enough.
     """
     preferred_counts: dict[int, int] = {}
@@ -140,7 +140,7 @@ def elect_preferred_leaders(
     below_share = {
         node
         for node, count in misplaced_counts.items()
-        if count * 100 > preferred_counts[node] * percent and stable.get(node, False)
+        if count * 100 > preferred_counts[node] * percent and is_stable.get(node, False)
     }
     changes: list[tuple[TopicState, PartitionChange]] = []
     if not below_share:

@@ -168,7 +168,9 @@ class Directories:
             if (broker := state.brokers.get(node)) is not None
             and not (broker.fenced or broker.draining or broker.in_controlled_shutdown)
         ]
-        self._largest = max((entry.free_bytes for node in alive for entry in reported[node] if entry.usable), default=0)
+        self._largest_free_bytes = max(
+            (entry.free_bytes for node in alive for entry in reported[node] if entry.usable), default=0
+        )
 
     def is_full(self, node: int, directory_id: str) -> bool:
         """Whether no replica can be copied to the directory now, because it has failed or has no space.
@@ -200,7 +202,10 @@ class Directories:
         reserve = broker_number(self._state.broker_config(node), "log.dirs.free.bytes.min")
         # the host accepts records again above this much free space (mqd.log.space)
         resume_bytes = reserve + reserve // 4
-        return max(resume_bytes if resume_bytes <= self._largest else 0, -(-self._largest // FULL_DIVISOR))
+        return max(
+            resume_bytes if resume_bytes <= self._largest_free_bytes else 0,
+            -(-self._largest_free_bytes // FULL_DIVISOR),
+        )
 
     def of_host(self, node: int) -> Sequence[Directory]:
         reported = self._reported.get(node)
