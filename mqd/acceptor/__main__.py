@@ -202,7 +202,7 @@ async def run(client: KeeperClient, layout: paths.Layout) -> int:
         certificates_watch = loop.create_task(certificates.run())
         certificates_watch.add_done_callback(_log_failure)
         log.info(
-            "acceptor serves",
+            "the acceptor is ready",
             listeners=", ".join(f"{name}://{host}:{number}" for name, host, number in broker.listeners),
             metrics_port=port,
         )

@@ -58,6 +58,7 @@ from mqd.coordinator.share.dead_letter_writer import (
 from mqd.coordinator.share.letter_records import CopiedFields, LetterSource
 from mqd.coordinator.share.records import runs_of, share_partition_name
 from mqd.coordinator.share.runs import ARCHIVING
+from mqd.coordinator.topics import OFFSETS_TOPIC, TRANSACTION_STATE
 from mqd.log.batches import CorruptBatch
 from mqd.log.lookup import records_at
 from mqd.protocol import codec
@@ -341,7 +342,7 @@ class DeadLetters:
             return Outcome(step.token, is_superseded=True)  # deleted, or another host leads it
         transactions = self._coordinators.transactions
         if transactions is None or not await transactions.ensure_topic():
-            raise StepFailed("the internal topic of transactions cannot be created")
+            raise StepFailed(f"topic {TRANSACTION_STATE.name} cannot be created")
         response = await self._request(
             InitProducerIdRequest(
                 transactional_id=self._transactional_id(writer), transaction_timeout_ms=TRANSACTION_TIMEOUT_MS
@@ -378,7 +379,7 @@ class DeadLetters:
     async def _fetch_progress(self, writer: _Writer) -> str | None:
         source = self._source(writer)
         if not await self._coordinators.groups.ensure_topic():
-            raise StepFailed("the internal topic of committed offsets cannot be created")
+            raise StepFailed(f"topic {OFFSETS_TOPIC} cannot be created")
         response = await self._request(
             OffsetFetchRequest(
                 group_id=PROGRESS_GROUP + writer.group_id,

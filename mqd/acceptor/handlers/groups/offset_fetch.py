@@ -1,5 +1,5 @@
-"""OffsetFetch 1-10 (KIP-98, KIP-320, KIP-447, KIP-709, KIP-848): committed offsets of groups;
-several groups in one request from version 8 on.
+"""OffsetFetch 1-10 (KIP-98, KIP-320, KIP-447, KIP-709, KIP-848): committed offsets of a
+group or, since version 8, of several groups.
 
 A group that does not exist has no committed offsets: offset -1, no error. With require_stable a
 partition with a pending transactional offset gets UNSTABLE_OFFSET_COMMIT.

@@ -1,10 +1,10 @@
 """CreatePartitions 0-3 (KIP-195, KIP-599).
 
 With mqd's own tagged field 9100 (per topic), the request reduces the number of partitions. RETIRE
-retires the partitions from `count` on; RETIRE_MOVING_KEYS does so even if keys of the remaining
-partitions move. RELEASE: producers no longer need to wait until consumers have read the retired
-partitions. STATUS changes nothing. The result of each such topic also has a tagged field 9100: the
-progress of retiring the topic's partitions, as this broker knows it. See
+retires the partitions whose index is at least `count`; RETIRE_MOVING_KEYS does so even if keys of
+the remaining partitions move. RELEASE: producers no longer need to wait until consumers have read
+the retired partitions. STATUS changes nothing. The result of each such topic also has a tagged
+field 9100: the progress of retiring the topic's partitions, as this broker knows it. See
 docs/decisions/cluster/2026-11-21-retired-partitions.md.
 """
 
