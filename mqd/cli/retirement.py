@@ -48,16 +48,17 @@ READ_COMMITTED = 1
 ABORT = b"\0\0"  # the type in a marker's key, after the version (KIP-98)
 
 
-class State(msgspec.Struct):
-    """`step`: NONE when no partition is being retired, or all are removed; `applied`: the queried
-    host has applied the step to the partitions that it leads. `remaining`: the number of partitions
-    that stay. `retired`: partition -> the partition that takes its new records.
+class RetirementState(msgspec.Struct):
+    """`step`: NONE when no partition is being retired, or all are removed. `is_applied`: the queried
+    host has applied the step to the partitions that it leads. `staying_count`: how many partitions
+    are not retired. `retired`: partition -> the partition that takes its new records. `leaders`: the
+    nodes that lead the retired partitions; -1 for a partition without a leader.
     """
 
     topic: str
     step: int
-    applied: bool
-    remaining: int
+    is_applied: bool
+    staying_count: int
     retired: dict[int, int]
     leaders: set[int]
 
@@ -67,31 +68,33 @@ class State(msgspec.Struct):
 
 
 class LaggingGroup(msgspec.Struct):
-    """A group that has records of the retired partitions left to read. `active`: it has members."""
+    """A group that has not read all records of the retired partitions."""
 
     group: str
-    records: int
-    active: bool
+    unread_count: int
+    has_members: bool
 
 
 class Readers(msgspec.Struct):
-    """The records that groups have left to read. `unknown`: why there may be more, "" when all
+    """The groups that have records left to read. `error`: why there may be more groups; "" when all
     coordinators have responded.
     """
 
     behind: list[LaggingGroup] = msgspec.field(default_factory=list)
-    unknown: str = ""
+    error: str = ""
 
     @property
     def all_have_read(self) -> bool:
-        """Whether no reading group has records left."""
-        return not self.unknown and not any(group.active for group in self.behind)
+        """Whether no group with members has records left to read."""
+        return not self.error and not any(group.has_members for group in self.behind)
 
 
-def request(broker: Broker, topic: str, total: int, action: int) -> State:
-    """Begins the retirement, releases the producers, or queries the state. Raises CliError."""
+def request(broker: Broker, topic: str, staying_count: int, action: int) -> RetirementState:
+    """Begins the retirement, releases the producers, or queries the state. `staying_count`: how many
+    partitions are to stay; only for RETIRE and RETIRE_MOVING_KEYS. Raises CliError.
+    """
     request = CreatePartitionsRequest(
-        topics=[CreatePartitionsRequest.Topic(name=topic, count=total, assignments=None, retire=action)],
+        topics=[CreatePartitionsRequest.Topic(name=topic, count=staying_count, assignments=None, retire=action)],
         timeout_ms=TIMEOUT_MS,
     )
     response = broker.request(CREATE_PARTITIONS, request).results[0]
@@ -100,7 +103,7 @@ def request(broker: Broker, topic: str, total: int, action: int) -> State:
     if retirement is None:
         raise CliError("the broker cannot retire partitions: it is not mqd, or an older version")
     retired = {partition.partition_index: partition.redirect_index for partition in retirement.retired}
-    return State(
+    return RetirementState(
         topic,
         retirement.step,
         retirement.applied,
@@ -110,8 +113,10 @@ def request(broker: Broker, topic: str, total: int, action: int) -> State:
     )
 
 
-def wait(cluster: Cluster, topic: str, until: int, show: Callable[[State, Readers], None]) -> tuple[State, Readers]:
-    """Waits until the given step, such as REDIRECTED, is complete, or no partition is being
+def wait(
+    cluster: Cluster, topic: str, until_step: int, show: Callable[[RetirementState, Readers], None]
+) -> tuple[RetirementState, Readers]:
+    """Waits until the given step, such as REDIRECTED, is reached, or no partition is being
     retired. Releases the producers as soon as every group has read to the end. If a group's
     coordinator cannot be reached, the controller releases the producers after its own timeout.
     Returns the final state, and the groups that were behind when the producers were released. An
@@ -126,12 +131,12 @@ def wait(cluster: Cluster, topic: str, until: int, show: Callable[[State, Reader
             if sealed and readers.all_have_read:
                 with_retries(lambda: request(cluster.bootstrap_broker, topic, 0, RELEASE))
         with_retries(partial(show, state, readers))
-        if state.step == NONE or state.step >= until:
+        if state.step == NONE or state.step >= until_step:
             return state, readers
         time.sleep(POLL_S)  # polling: other hosts do the work
 
 
-def is_sealed(cluster: Cluster, state: State) -> bool:
+def is_sealed(cluster: Cluster, state: RetirementState) -> bool:
     """Whether the leaders themselves refuse new records; until they do, more records may follow
     those that groups have read. False if a leader is unreachable.
     """
@@ -142,12 +147,13 @@ def is_sealed(cluster: Cluster, state: State) -> bool:
         states = [request(cluster.node(node), state.topic, 0, STATUS) for node in state.leaders]
     except CliError:
         return False
-    return all(state_of_leader.step == SEALED and state_of_leader.applied for state_of_leader in states)
+    return all(state_of_leader.step == SEALED and state_of_leader.is_applied for state_of_leader in states)
 
 
-def groups_behind(cluster: Cluster, state: State) -> Readers:
-    """The groups with records left to read, among the groups that read the partitions or have
-    committed offsets in them. Groups whose coordinator is unreachable are unknown.
+def groups_behind(cluster: Cluster, state: RetirementState) -> Readers:
+    """Returns the groups with records left to read, among the groups that read the partitions or
+    have committed offsets in them. If a coordinator is unreachable, groups may be missing, and
+    Readers.error says why.
     """
     retired = set(state.partitions)
     readers = Readers()
@@ -159,13 +165,13 @@ def groups_behind(cluster: Cluster, state: State) -> Readers:
                 if unread:
                     readers.behind.append(LaggingGroup(group.group, unread, group.state not in groups.WITHOUT_MEMBERS))
     except CliError as error:
-        readers.unknown = error.message
+        readers.error = error.message
     return readers
 
 
 def _unread_records(cluster: Cluster, row: groups.Progress) -> int:
-    """Records that the group has not read. Offsets after the last record that an application
-    receives do not count: they are transaction markers and records of aborted transactions. A group
+    """Returns how many records the group has not read. Offsets after the last record that an
+    application receives do not count: they are transaction markers and records of aborted transactions. A group
     cannot commit beyond them until another record follows, and none follows while the partition is
     sealed.
     """
@@ -230,22 +236,23 @@ def has_nothing_to_read(data: bytes, aborted: list[tuple[int, int]], offset: int
     return False
 
 
-def records_left(cluster: Cluster, state: State) -> int:
-    """The records that retention has not deleted yet."""
+def stored_record_count(cluster: Cluster, state: RetirementState) -> int:
+    """Returns how many records of the retired partitions retention has not deleted yet."""
     cluster.topics([state.topic])
     starts, ends = cluster.offsets(state.partitions, EARLIEST), cluster.offsets(state.partitions, LATEST)
     return sum(max(ends[partition] - starts.get(partition, 0), 0) for partition in ends)
 
 
-def as_json(state: State, readers: Readers, remaining_records: int | None) -> dict[str, Any]:
+def as_json(state: RetirementState, readers: Readers, stored_records: int | None) -> dict[str, Any]:
     return {
         "topic": state.topic,
         "step": ("none", "co_locating", "sealed", "redirected", "hidden")[state.step],
-        "partitions": state.remaining,
+        "partitions": state.staying_count,
         "retired": [{"partition": index, "redirected_to": to} for index, to in sorted(state.retired.items())],
-        "records_left": remaining_records,
+        "records_left": stored_records,
         "groups_behind": [
-            {"group": group.group, "records": group.records, "active": group.active} for group in readers.behind
+            {"group": group.group, "records": group.unread_count, "active": group.has_members}
+            for group in readers.behind
         ],
-        "groups_unknown": readers.unknown or None,
+        "groups_unknown": readers.error or None,
     }

@@ -387,7 +387,9 @@ def retire_partitions(
         elif state.step == retiring.SEALED:
             readers = retiring.groups_behind(cluster, state)
         records_left = (
-            retiring.records_left(cluster, state) if state.step in (retiring.SEALED, retiring.REDIRECTED) else None
+            retiring.stored_record_count(cluster, state)
+            if state.step in (retiring.SEALED, retiring.REDIRECTED)
+            else None
         )
     output.end(state, readers, records_left)
 
@@ -407,10 +409,10 @@ class _RetirementOutput:
             if self._json or state.step == retiring.NONE:
                 return
             text = retiring.STEP_DESCRIPTIONS[state.step]
-            if state.step == retiring.SEALED and (readers.behind or readers.unknown):
+            if state.step == retiring.SEALED and (readers.behind or readers.error):
                 text += ": " + _lag_text(readers)
             elif state.step == retiring.REDIRECTED:
-                text += f", {retiring.records_left(cluster, state)} records are left for retention to delete"
+                text += f", {retiring.stored_record_count(cluster, state)} records are left for retention to delete"
             if text != self._last_text:
                 self._last_text = text
                 click.echo(f"topic {state.topic}: {text}", err=True)
@@ -425,16 +427,16 @@ class _RetirementOutput:
             return
         if state.step == retiring.NONE:
             click.echo(
-                f"topic {state.topic} has {state.remaining} partition{'s' * (state.remaining != 1)}; none is being"
-                " retired"
+                f"topic {state.topic} has {state.staying_count} partition{'s' * (state.staying_count != 1)};"
+                " none is being retired"
             )
             return
-        last = state.remaining + len(state.retired) - 1
+        last = state.staying_count + len(state.retired) - 1
         partitions_text = (
-            f"partitions {state.remaining} to {last} are" if last > state.remaining else f"partition {last} is"
+            f"partitions {state.staying_count} to {last} are" if last > state.staying_count else f"partition {last} is"
         )
         click.echo(f"topic {state.topic}: {partitions_text} being retired: {retiring.STEP_DESCRIPTIONS[state.step]}")
-        if readers.behind or readers.unknown:
+        if readers.behind or readers.error:
             click.echo(
                 f"not read yet: {_lag_text(readers)}"
                 + (
@@ -452,11 +454,11 @@ class _RetirementOutput:
 
 def _lag_text(readers: Any) -> str:
     group_texts = [
-        f"group {group.group} has {group.records} records left to"
-        f" read{'' if group.active else ' and no members, so nothing reads them'}"
+        f"group {group.group} has {group.unread_count} records left to"
+        f" read{'' if group.has_members else ' and no members, so nothing reads them'}"
         for group in readers.behind
     ]
-    unknown_texts = [f"what other groups have read is not known: {readers.unknown}"] if readers.unknown else []
+    unknown_texts = [f"what other groups have read is not known: {readers.error}"] if readers.error else []
     return "; ".join(
         group_texts[:3] + ([f"and {len(group_texts) - 3} more groups"] if len(group_texts) > 3 else []) + unknown_texts
     )

@@ -256,7 +256,7 @@ def test_unread_records_are_unknown_while_a_group_cannot_be_described(world: Wor
     world.groups = [("host1:9092", "a", NOT_COORDINATOR)]
     with Cluster("host1:9092") as cluster:
         state = retiring.request(cluster.bootstrap_broker, "t", 0, retiring.STATUS)
-        assert "group a" in retiring.groups_behind(cluster, state).unknown
+        assert "group a" in retiring.groups_behind(cluster, state).error
 
 
 def test_none_is_aborted_by_partition_while_a_coordinator_is_unavailable(
@@ -284,7 +284,7 @@ def test_producers_of_retired_partitions_are_kept_while_a_coordinator_is_unavail
     onward()
     with Cluster("host1:9092") as cluster:
         state, readers = retiring.wait(
-            cluster, "t", retiring.REDIRECTED, lambda state, readers: looks.append((world.step, bool(readers.unknown)))
+            cluster, "t", retiring.REDIRECTED, lambda state, readers: looks.append((world.step, bool(readers.error)))
         )
     assert looks == [
         (retiring.SEALED, True),
