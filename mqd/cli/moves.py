@@ -118,15 +118,17 @@ def spread(
         raise CliError(f"{factor_max} replicas need as many brokers, but only {len(set(brokers))} are named")
     counts = Counter({broker: 0 for broker in brokers})
     leaders = Counter({broker: 0 for broker in brokers})
-    kept = {}
+    staying = {}  # partition -> its replicas that stay
     for partition, replicas in current.items():
         chosen = _choose_brokers([], replicas, brokers, replication_factor or len(replicas), racks, Counter())
-        kept[partition] = [broker for broker in replicas if broker in chosen]
-        counts.update(kept[partition])
+        staying[partition] = [broker for broker in replicas if broker in chosen]
+        counts.update(staying[partition])
     plan: Plan = {}
     for partition, replicas in current.items():
-        chosen = _choose_brokers(kept[partition], replicas, brokers, replication_factor or len(replicas), racks, counts)
-        counts.update(chosen[len(kept[partition]) :])
+        chosen = _choose_brokers(
+            staying[partition], replicas, brokers, replication_factor or len(replicas), racks, counts
+        )
+        counts.update(chosen[len(staying[partition]) :])
         first = min(chosen, key=lambda broker: (leaders[broker], chosen.index(broker)))
         leaders[first] += 1
         plan[partition] = [first, *(broker for broker in chosen if broker != first)]
@@ -134,17 +136,17 @@ def spread(
 
 
 def _choose_brokers(
-    kept: Sequence[int],
+    staying: Sequence[int],
     current: Sequence[int],
     brokers: Sequence[int],
     factor: int,
     racks: Mapping[int, str | None],
     counts: Mapping[int, int],
 ) -> list[int]:
-    """Adds brokers to `kept` up to `factor`. Prefers brokers in the rack with the fewest replicas,
+    """Adds brokers to `staying` up to `factor`. Prefers brokers in the rack with the fewest replicas,
     then those that already have the partition, then those with the fewest replicas.
     """
-    chosen = list(kept)
+    chosen = list(staying)
     while len(chosen) < factor:
         used = Counter(racks.get(broker) for broker in chosen)
 

@@ -57,7 +57,7 @@ def disk_(directory: Path | None, size_mib: int, seconds: float, output_format: 
             {
                 "directory": str(target),
                 "file_system": kind,
-                "append_and_flush": [flushes._asdict() for flushes in (figures.single, figures.commit)],
+                "append_and_flush": [flushes._asdict() for flushes in (figures.single, figures.group)],
                 "write_bytes_per_s": figures.write_bytes_per_s,
                 "read_bytes_per_s": figures.read_bytes_per_s,
                 "read_from_memory": figures.is_cached,

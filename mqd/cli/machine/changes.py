@@ -129,7 +129,7 @@ def undo(root: Path, journal: Journal) -> list[Outcome]:
     """Restores the settings. Settings that could not be restored stay in the journal; those that
     another program has changed do not.
     """
-    outcomes, kept = [], []
+    outcomes, remaining_entries = [], []
     for entry in reversed(journal.entries):
         target = _resolve(root, entry.path)
         current = selected_value(read_text(target) or "")
@@ -140,10 +140,10 @@ def undo(root: Path, journal: Journal) -> list[Outcome]:
                 Outcome(entry.path, True, f"left at {current}: it was changed after mqd tune set {entry.after}")
             )
         elif error := _write(target, entry.before):
-            kept.append(entry)
+            remaining_entries.append(entry)
             outcomes.append(Outcome(entry.path, False, error))
         else:
             outcomes.append(Outcome(entry.path, True, f"{entry.after} -> {entry.before}"))
-    journal.entries = kept[::-1]
+    journal.entries = remaining_entries[::-1]
     journal.write()
     return outcomes

@@ -16,7 +16,7 @@ from mqd.cli.common import CliError, human_bytes
 
 MIB = 1 << 20
 RECORD_BYTES = 4096  # one small batch
-COMMIT_BYTES = 256 * 1024  # what many producers together send during one flush
+GROUP_BYTES = 256 * 1024  # what many producers together send during one flush
 FREE_SHARE_MIN = 0.05  # share of the file system that must stay free
 PATIENCE_S = 30.0  # by how much the measurement may exceed the given time before the disk is considered hung
 MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs")
@@ -34,12 +34,12 @@ class Flushes(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """`single`: appends of RECORD_BYTES; `commit`: of COMMIT_BYTES. Rates in bytes per second.
+    """`single`: appends of RECORD_BYTES; `group`: of GROUP_BYTES. Rates in bytes per second.
     `is_cached`: the reads came from the page cache, because the file system has no O_DIRECT.
     """
 
     single: Flushes
-    commit: Flushes
+    group: Flushes
     write_bytes_per_s: float
     read_bytes_per_s: float
     is_cached: bool
@@ -79,9 +79,9 @@ class _Bench:
         os.posix_fallocate(self._fd, 0, self._size_bytes)
         os.fsync(self._fd)
         write_bytes_per_s = self._measure_writes()
-        single, commit = self._measure_flushes(RECORD_BYTES), self._measure_flushes(COMMIT_BYTES)
+        single, group = self._measure_flushes(RECORD_BYTES), self._measure_flushes(GROUP_BYTES)
         is_cached = not self._bypass_cache()
-        return Figures(single, commit, write_bytes_per_s, self._measure_reads(), is_cached)
+        return Figures(single, group, write_bytes_per_s, self._measure_reads(), is_cached)
 
     def _measure_writes(self) -> float:
         """Returns bytes per second."""
@@ -216,7 +216,7 @@ def advice(figures: Figures, file_system: str) -> list[str]:
 def labelled_figures(figures: Figures) -> list[tuple[str, str]]:
     """Returns (label, text) of each measured figure."""
     flush_rows = []
-    for flushes in (figures.single, figures.commit):
+    for flushes in (figures.single, figures.group):
         flush_rows.append(
             (
                 f"append {flushes.size_bytes // 1024} KiB and flush",

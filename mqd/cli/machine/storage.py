@@ -73,8 +73,8 @@ def file_system_of(root: Path, directory: Path) -> FileSystem | None:
 
 
 def devices_of(root: Path, major_minor: str) -> list[Device]:
-    """The device and the devices that it consists of: an array and its disks, a volume and the
-    devices below it. A partition is represented by its disk. Empty: not a block device.
+    """Returns the device and all devices below it, such as the disks of an array. A partition is
+    represented by its disk. Returns [] if `major_minor` is not a block device.
     """
     devices: dict[str, Device] = {}
 

@@ -13,18 +13,18 @@ from click.testing import CliRunner
 
 from mqd.cli.common import CliError
 from mqd.cli.machine import bench, disk
-from mqd.cli.machine.disk import COMMIT_BYTES, MIB, RECORD_BYTES, Figures, Flushes
+from mqd.cli.machine.disk import GROUP_BYTES, MIB, RECORD_BYTES, Figures, Flushes
 from mqd.cli.main import cli
 
 
 def figures(p50_ms: float, p99_ms: float = 1.0, is_cached: bool = False) -> Figures:
     one = Flushes(RECORD_BYTES, 1000, p50_ms, p99_ms, p99_ms, 1000 / p50_ms)
-    return Figures(one, one._replace(size_bytes=COMMIT_BYTES), 5e8, 1e9, is_cached)
+    return Figures(one, one._replace(size_bytes=GROUP_BYTES), 5e8, 1e9, is_cached)
 
 
 def test_it_measures_and_leaves_no_files(tmp_path: Path) -> None:
     found = disk.measure(tmp_path, 4 * MIB, 0.1)
-    for one, size in ((found.single, RECORD_BYTES), (found.commit, COMMIT_BYTES)):
+    for one, size in ((found.single, RECORD_BYTES), (found.group, GROUP_BYTES)):
         assert one.size_bytes == size and one.appends >= 1
         assert 0 < one.p50_ms <= one.p99_ms <= one.max_ms
     assert found.write_bytes_per_s > 0 and found.read_bytes_per_s > 0
