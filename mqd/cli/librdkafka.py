@@ -292,7 +292,7 @@ def explain_kafka(error: BaseException) -> tuple[str, int]:
     return f"{text.rstrip('.')}; {remedy}" if remedy and remedy not in text else text, EXIT_FAILED
 
 
-def each_future(
+def wait_for_futures(
     futures: dict[Any, Any], name_of: Any = str
 ) -> tuple[list[tuple[str, Any]], list[tuple[str, KafkaException]]]:
     """Waits for all futures. Returns (name, result) of the successful ones, (name, exception) of

@@ -171,9 +171,9 @@ def groups_behind(cluster: Cluster, state: RetirementState) -> Readers:
 
 def _unread_records(cluster: Cluster, row: groups.Progress) -> int:
     """Returns how many records the group has not read. Offsets after the last record that an
-    application receives do not count: they are transaction markers and records of aborted transactions. A group
-    cannot commit beyond them until another record follows, and none follows while the partition is
-    sealed.
+    application receives do not count: they are transaction markers and records of aborted
+    transactions. A group cannot commit beyond them until another record follows, and none follows
+    while the partition is sealed.
     """
     if row.log_end_offset is None:
         return 1  # the partition is not served, so the number is unknown

@@ -66,13 +66,13 @@ def command(
 
     reader = Reader(settings.bootstrap, topic, config)
     out = sys.stdout.buffer
-    silent_count, notified = 0, exit_at_end or stop is not None
+    silent_count, has_notified = 0, exit_at_end or stop is not None
     try:
         reader.assign(reader.partitions(list(partitions)), start, stop)
         for batch in reader.batches(count, exit_at_end):
             silent_count = 0 if batch else silent_count + 1
-            if silent_count == SILENT_POLLS_MAX and not notified:
-                notified = True
+            if silent_count == SILENT_POLLS_MAX and not has_notified:
+                has_notified = True
                 error_line("waiting for more records; Ctrl-C stops, and -e stops at the end of the partitions")
             if batch:
                 out.write(b"".join([render(message) for message in batch]))

@@ -306,11 +306,11 @@ def add_partitions(settings: Settings, name: str, total: int) -> None:
     """
     from confluent_kafka.admin import NewPartitions
 
-    from mqd.cli.librdkafka import REQUEST_TIMEOUT_S, admin_client, each_future, raise_failures
+    from mqd.cli.librdkafka import REQUEST_TIMEOUT_S, admin_client, raise_failures, wait_for_futures
 
     admin = admin_client(settings.bootstrap)
     futures = admin.create_partitions([NewPartitions(name, total)], operation_timeout=REQUEST_TIMEOUT_S)
-    _, failed = each_future(futures)
+    _, failed = wait_for_futures(futures)
     raise_failures((f"topic {name}", error) for name, error in failed)
     if settings.json:
         emit_json({"topic": name, "partitions": total})
