@@ -12,8 +12,9 @@ that are certainly in the log; only it is published. When a Persist fails, all r
 Invariants (check())
     C1  tail is committed plus the pending batches, in order
     C2  a response, including a refusal, waits for every record in the tail on which it may depend
-    C3  a change is answered after it is committed and, if it concerns the workers (all records but
-        RECORDS_NOT_FOR_WORKERS), applied by them; or, after APPLY_WAIT_MS_MAX, with REQUEST_TIMED_OUT
+    C3  a change is answered after it is committed. If it has records other than
+        RECORDS_NOT_FOR_WORKERS, the workers must also have applied it. After APPLY_WAIT_MS_MAX it is
+        answered with REQUEST_TIMED_OUT
     C4  versions of batches ascend; the published batches are a prefix of the committed ones
     C5  no record is written that needs a higher level of mqd.version than the current one
         (features.RECORD_LEVELS)

@@ -159,11 +159,12 @@ class QuorumCore(QuorumTransitions):
 
     def _on_received(self, event: events.Received, now_ns: int) -> None:
         message = event.message
-        if not self._is_same_generation(event.sender, message):
+        if not self._check_generation(event.sender, message):
             return
         _MESSAGE_HANDLERS[type(message)](self, event.sender, message, now_ns)
 
-    def _is_same_generation(self, sender: int, message: QuorumMessage) -> bool:
+    def _check_generation(self, sender: int, message: QuorumMessage) -> bool:
+        """Returns whether the message may be handled. If one side has an older generation, it is informed."""
         if message.generation == self.generation:
             return True
         # a joining host sends a Fetch, and gets a snapshot
