@@ -1,7 +1,7 @@
 /* FIFO: the records of a key are delivered one after the other (F1). See share/state.h.
  *
- * Each open offset that has a key has a slot of 16 bytes. Blocks of 512 slots are kept in addition
- * to the pages.
+ * Each open offset that has a key has a slot of 16 bytes. The slots are in blocks of 512, separate
+ * from the pages.
  * The first open record of each key is in a hash bucket; later records of the key are Waiting and
  * linked after it. So the cost of a record does not depend on how many records are Waiting, and
  * finishing a record needs no memory.

@@ -28,7 +28,7 @@
 #define MQD_SHARE_SETTINGS_BYTES 32 /* followed by a header's name, whose size is in byte 15 */
 #define MQD_SHARE_FIFO_HEADER_BYTES_MAX 63
 #define MQD_SHARE_EPOCH_COUNT_MAX 64
-#define MQD_SHARE_LAZY_MS 100 /* changes for which no response waits are written after this time */
+#define MQD_SHARE_LAZY_MS 100 /* a change that no response waits for is written after this time */
 
 enum mqd_share_phase { MQD_SHARE_LOADING, MQD_SHARE_NO_START, MQD_SHARE_ACTIVE, MQD_SHARE_FAILED };
 enum mqd_share_reset { MQD_SHARE_RESET_LATEST, MQD_SHARE_RESET_EARLIEST, MQD_SHARE_RESET_BY_DURATION };
@@ -52,7 +52,7 @@ struct mqd_share_waiter {
     struct mqd_node node;
     uint64_t token;
     uint32_t worker; /* receives the response */
-    int32_t lock_ms;
+    int32_t lock_ms; /* sent with the response */
 };
 
 struct mqd_share_partition {
@@ -66,7 +66,7 @@ struct mqd_share_partition {
     uint8_t phase;
     uint8_t in_flight;      /* MQD_SHARE_READ, MQD_SHARE_WRITE or 0 */
     uint8_t verify_pending; /* `state` is not used before a READ, or the WRITE in flight, confirms it */
-    uint8_t report_pending; /* a READ must report to the acceptor which records are Archiving */
+    uint8_t report_pending; /* a READ must tell the acceptor which records are Archiving */
     uint8_t write_pending;  /* `body` is a WRITE whose outcome is not known yet */
     int16_t error;
     int32_t leader_epoch, state_epoch;
@@ -105,7 +105,7 @@ void mqd_share_partition_set_start(struct mqd_share_partition *partition, int64_
  * confirm the state. Nothing may be acquired while `verify_pending` is set. */
 void mqd_share_partition_request_verify(struct mqd_share_partition *partition);
 
-/* Requests a READ that changes nothing: it tells an acceptor that has restarted which records are
+/* Requests a READ that changes nothing: it tells a restarted acceptor which records are
  * Archiving. */
 void mqd_share_partition_request_report(struct mqd_share_partition *partition);
 

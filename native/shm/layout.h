@@ -138,7 +138,7 @@ struct mqd_partition_slot {
      * other replicas */
     uint8_t lagging;
     uint8_t validation;    /* owner writes: enum mqd_record_validation */
-    uint8_t flush_on_ack;  /* owner writes */
+    uint8_t flush_on_ack;  /* owner writes: a batch is acknowledged only after a flush */
     uint8_t flush_awaited; /* any process stores 1; the owner exchanges it to 0 and notifies all by MQD_LINK_FLUSHED */
     /* incremented when the owner aborts on a broken invariant while it opens the partition */
     uint8_t recovery_aborts;

@@ -41,7 +41,7 @@
 struct mqd_endpoint {
     uint32_t self;
     uint32_t endpoint_count;
-    uint32_t first_peer; /* the peer whose link drain reads first */
+    uint32_t first_peer; /* the peer whose link mqd_endpoint_drain reads first */
     uint64_t generation;
     uint64_t wake_count;
     uint32_t *sleeping; /* this endpoint's word */

@@ -8,8 +8,8 @@
  *                                   means that this copy was not changed. A reader that loads a
  *                                   word of a later write also sees the version stored before it,
  *                                   and retries. A writer that dies blocks no reader.
- *   seqlock (identity of a slot)    identity_version is odd while the controller writes. This is
- *                                   rare, and readers give up after SEQLOCK_TRY_COUNT attempts
+ *   seqlock (identity of a slot)    identity_version is odd while the controller writes. Such writes
+ *                                   are rare. Readers give up after SEQLOCK_TRY_COUNT attempts
  *                                   (MQD_E_STALE) instead of waiting for a dead controller. The
  *                                   next assignment of the slot makes the version even again.
  */
