@@ -120,7 +120,7 @@ class JointTransaction:
                 if response.error_code != ErrorCode.CONCURRENT_TRANSACTIONS:
                     self._node_id = -1
             except (OSError, BrokerError) as error:
-                if isinstance(error, BrokerError) and not error.retriable:
+                if isinstance(error, BrokerError) and not error.is_retriable:
                     raise MqdWriteError(f"{activity}: {error}") from error
                 problem = str(error)
                 self._node_id = -1

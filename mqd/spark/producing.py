@@ -9,8 +9,9 @@ transaction: through shared memory to a broker of this host, over TCP to others.
         delivery.timeout.ms after it was first sent; then MqdWriteError names topic, partition and
         the last problem
     S4  memory: at most QUEUED_BYTES_MAX plus one round of batches are queued
-    S5  a partition that its topic no longer lists (retired and empty) still accepts the batches
-        assigned to it, at its last leader; no new rows are assigned to it
+    S5  batches that were assigned to a partition are sent to its last leader, which still accepts
+        them, even if the topic no longer lists the partition (retired and empty); no new rows are
+        assigned to it
     S6  a silent leader delays only its own partitions, for kafka.request.timeout.ms or, if that
         is shorter, delivery.timeout.ms
 Concurrency: one task. Connections outlive the task (a Spark worker runs many), except those with an
@@ -35,7 +36,8 @@ from mqd.spark.local_link import FRAME_BYTES_MAX, LocalLink, find
 from mqd.spark.sink_options import SinkOptions
 from mqd.spark.wire import BrokerConnection, BrokerError, Cluster, Topic
 
-PRODUCE, VERSION = 0, 12  # topics by name; partitions are added to the transaction by their first Produce
+# version 12: topics by name; the first Produce to a partition adds the partition to the transaction
+PRODUCE, VERSION = 0, 12
 QUEUED_BYTES_MAX = 8 << 20
 _HEAD_BYTES_MAX = 1 << 18  # size of a request without its batches
 _LARGE_BYTES = 1 << 20  # a larger request may have exceeded the broker's socket.request.max.bytes
@@ -79,17 +81,19 @@ class Connections:
         self.cluster = Cluster(options.kafka)
         self._links: dict[int, BrokerConnection] = {}
         self._local: dict[int, LocalLink | None] = {}  # None: this broker cannot be reached through shared memory
-        self.local_count = 0  # requests that went through shared memory
-        self.producer_count = 0  # producers that use it and are not closed
+        self.local_request_count = 0  # requests that went through shared memory
+        self.producer_count = 0  # open producers that use this object
 
     def link(self, node_id: int, size_bytes: int) -> BrokerConnection | LocalLink:
-        """Raises OSError, MqdWriteError."""
+        """Returns the link for a request of `size_bytes`: through shared memory if possible,
+        otherwise over TCP. Raises OSError, MqdWriteError.
+        """
         if node_id not in self._local:
             address = self.cluster.brokers.get(node_id)
             self._local[node_id] = find(*address, self.cluster.settings) if address is not None else None
         local = self._local[node_id]
         if local is not None and size_bytes <= FRAME_BYTES_MAX - _HEAD_BYTES_MAX:
-            self.local_count += 1
+            self.local_request_count += 1
             return local
         link = self._links.get(node_id)
         if link is None:
@@ -143,8 +147,8 @@ class _InFlight:
 
 
 class Producer:
-    """`identity`: producer id and epoch of a child of the joint transaction `transactional_id`, or,
-    if that is None, of an idempotent producer.
+    """`identity`: producer id and epoch. They belong to a child of the joint transaction
+    `transactional_id`, or, if that is None, to an idempotent producer.
     """
 
     def __init__(self, options: SinkOptions, identity: tuple[int, int], transactional_id: str | None) -> None:
@@ -212,15 +216,15 @@ class Producer:
             if not topic.error and topic.leaders:
                 return topic
             if topic.error not in _ABSENT_CODES or time.monotonic() >= deadline:
-                known = ERRORS.get(topic.error)
+                error = ERRORS.get(topic.error)
                 remedy = (
                     f"create it first: mqd topic create {name}"
                     if topic.error in _ABSENT_CODES
                     else "see the broker's log"
                 )
                 raise MqdWriteError(
-                    f"topic {name} cannot be written: {known.message if known else topic.error}"
-                    f" ({known.name if known else 'unknown error'}); {remedy}"
+                    f"topic {name} cannot be written: {error.message if error else topic.error}"
+                    f" ({error.name if error else 'unknown error'}); {remedy}"
                 )
             time.sleep(RETRY_S)  # there is no notification when a topic is created
 
@@ -371,8 +375,8 @@ class Producer:
             self.record_count += batch.count
             self.byte_count += len(batch.data)
             return
-        known = ERRORS.get(code)
-        text = f"{message or (known.message if known else 'unknown error')} ({known.name if known else code})"
+        error = ERRORS.get(code)
+        text = f"{message or (error.message if error else 'unknown error')} ({error.name if error else code})"
         if code == ErrorCode.MESSAGE_TOO_LARGE and batch.count > 1:
             self._halve(key, batch)
         elif code == ErrorCode.MESSAGE_TOO_LARGE:

@@ -8,17 +8,16 @@ holds only state that may be lost.
         has the same records, as long as the log holds them
     S2  the offsets of a `latest` start are determined once, and kept in Spark's checkpoint. A query
         that begins at the end of the log makes its first batch empty, [end, end): Spark records
-        that before anything is read. After a restart before the first batch was committed, the
-        start is looked up again, and is later by then; but the repeated batch has the end that
-        Spark recorded, and the next batch begins there. So nothing in between is skipped, although
-        Spark does not pass the checkpoint to the source.
+        that before anything is read. If the query restarts before its first batch was committed,
+        the start is looked up again, and may be later by then; but the repeated batch has the end
+        that Spark recorded, and the next batch begins there. So nothing in between is skipped,
+        although Spark does not pass the checkpoint to the source.
     S3  nothing is skipped silently: a deleted or recreated topic, offsets that went back, and a log
         that begins after the query's position are losses (failOnDataLoss)
     S4  a partition that is found later begins at its earliest offset
-    S5  the offsets committed for the group are the end of a batch that Spark has committed, never
-        of another. Spark calls commit(end) for all but a run's last batch; when a batch starts at
-        an end, that end is committed for the group, too. A failure is only a warning: nothing
-        depends on it
+    S5  only the end offsets of batches that Spark has committed are committed for the group. Spark
+        calls commit(end) for all batches but the last of a run; the end of that one is committed
+        when the next batch starts there. A failure is only a warning: nothing depends on it
     S6  one broker's response is not enough for a loss: missing topics are requested again, from
         other brokers too, for ATTEMPTS * PAUSE_S. A topic that is still missing keeps its position
         (as long as failOnDataLoss lets the query continue): if it reappears, the query continues
@@ -80,7 +79,7 @@ class Progress:
             self._first_batch_due = (
                 starting.symbolic == LATEST
                 or any(LATEST in partitions.values() for partitions in (starting.offsets or {}).values())
-                or self._starts_at_end_by_time()
+                or self._may_start_at_end_by_time()
             )
             self._initial = Position(starts, self._driver.topic_ids())
         return self._initial.to_json()
@@ -88,7 +87,7 @@ class Progress:
     def _is_initial(self, position: Position) -> bool:
         return self._initial is not None and position.offsets == self._initial.offsets
 
-    def _starts_at_end_by_time(self) -> bool:
+    def _may_start_at_end_by_time(self) -> bool:
         """Whether the query may start at the end because its starting time is later than all
         records.
         """
@@ -259,9 +258,9 @@ class Progress:
         return self._driver.split_into_tasks(ranges)
 
     def _vanished(self, new_keys: list[Key], stop: Position) -> set[Key]:
-        """Those of `new_keys`, the partitions that are new in this batch, that were deleted or
-        recreated before the batch was read: the query was restarted in between. They are reported
-        as lost, and dropped.
+        """Returns the partitions of `new_keys` (those that are new in this batch) that were deleted
+        or recreated before the batch was read, because the query was restarted in between. Reports
+        them as lost.
         """
         if not new_keys:
             return set()

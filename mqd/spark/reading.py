@@ -8,12 +8,12 @@ its mapped segments (local.py), elsewhere by Fetch (fetching.py). Both return vi
 bytes that are not copied. A view is copied once, into Arrow's buffers, by native/client/columns.c.
 The columns topic and partition are created here, once per task.
 
-    R1  the batches hold the range's records, in order, each once, without those of control batches
-        and, with read_committed, of aborted transactions
+    R1  the batches hold the range's records, in order, each once. Left out are control records and,
+        with read_committed, records of aborted transactions
     R2  a local read may continue over TCP at the same offset (the worker died, the leader moved, no
         records arrived), but never the other way round
     R3  a returned batch keeps its buffers; they are not reused while it exists
-Concurrency: one thread. A worker process keeps its attachment for the tasks that follow.
+Concurrency: one thread. A Spark worker process keeps its attachment to the broker for later tasks.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from mqd.spark.wire import Cluster, MqdReadError
 log = logging.getLogger("mqd.spark")
 
 ROWS_MAX = 65536
-DATA_BYTES_MAX = 16 << 20  # size of the buffer for a batch's keys, and of that for its values
-# the same for a range of at most SMALL_ROWS: micro-batches do not need large buffers
+DATA_BYTES_MAX = 16 << 20  # size of each of a batch's two buffers: for keys and for values
+# that size for a range of at most SMALL_ROWS: micro-batches do not need large buffers
 SMALL_ROWS, SMALL_DATA_BYTES = 4096, 1 << 20
 _RECORD_COLUMNS = ("key", "value", "offset", "timestamp", "timestampType", "headers")
 
@@ -132,7 +132,7 @@ def _decrypt(options: SourceOptions, view: Any) -> Any:
 
 
 def _views(options: SourceOptions, cluster: Cluster, range_: Range) -> Iterator[Any]:
-    """Views from the range's start to its end, perhaps with some records beyond."""
+    """Yields views from the range's start to its end, perhaps with some records beyond the end."""
     pool = BlockPool()
 
     def report_lost(_: int, text: str) -> None:
@@ -153,8 +153,8 @@ def _views(options: SourceOptions, cluster: Cluster, range_: Range) -> Iterator[
 def _open_local(
     options: SourceOptions, cluster: Cluster, range_: Range, report_lost: Callable[[int, str], None], pool: BlockPool
 ) -> local.LocalBatchViews | None:
-    """None: use TCP, because the broker is on another host, the topic id is not known, or the
-    option transport says so.
+    """Returns None if the range must be read over TCP: the broker is on another host, the topic id
+    is not known, or the option transport says so.
     """
     if options.kafka.transport == "tcp" or not range_.topic_id:
         return None

@@ -41,8 +41,8 @@ def ddl(include_headers: bool) -> str:
 
 
 def requested_columns(schema: Any) -> tuple[str, ...]:
-    """The columns of a StructType from Spark: that of ddl(), or the user's. Raises MqdOptionError
-    for a column that a record does not have.
+    """Returns the column names of a StructType from Spark, which is either the schema of ddl() or
+    the user's own. Raises MqdOptionError for a column that a record does not have.
     """
     requested = []
     for field in schema.fields:

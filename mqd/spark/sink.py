@@ -51,8 +51,8 @@ class BatchRun(NamedTuple):
 
 
 class TaskResult(WriterCommitMessage):
-    """The result of one task attempt. `child` None: it wrote nothing in a transaction; `dropped`:
-    its batch was committed before.
+    """The result of one task attempt. `child`: None if it wrote nothing in a transaction.
+    `dropped`: whether its rows were dropped because the batch had been committed before.
     """
 
     def __init__(

@@ -12,7 +12,7 @@
 Columns: `value` (needed), `key` (both string or binary), `topic` (string), `partition` (int),
 `headers` (array<struct<key string, value binary>>), `timestamp` (timestamp: the record's own time,
 which Kafka's sink does not have; default: now). Other columns are ignored, as in Kafka's sink. A
-null value is a tombstone. Everything is checked when Spark plans the write, as far as it can be.
+null value is a tombstone. Whatever can be checked in advance is checked when Spark plans the write.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import msgspec
 from mqd.spark.options import REFUSED_BY_SINK, KafkaSettings, MqdOptionError, SparkOptions, kafka_settings
 
 EXACTLY_ONCE, AT_LEAST_ONCE = "exactly-once", "at-least-once"
-COMPRESSIONS = ("none", "gzip", "snappy", "lz4", "zstd")  # in the order of their numbers
+COMPRESSIONS = ("none", "gzip", "snappy", "lz4", "zstd")  # in the order of Kafka's codec numbers
 _HEADERS = "array<struct<key:string,value:binary>>"
 # column -> its allowed types, by Spark's names
 COLUMNS = {
@@ -132,7 +132,7 @@ def _acks(others: SparkOptions, is_exactly_once: bool) -> int:
 
 
 def _columns(schema: Any, topic: str | None) -> tuple[str, ...]:
-    """The columns of a StructType. Kafka's sink also compares names in lower case."""
+    """Returns the schema's name for each of COLUMNS. Case is ignored, as in Kafka's sink."""
     schema_names: dict[str, str] = {}
     for field in schema.fields:
         name = field.name.lower()
@@ -165,5 +165,7 @@ def _check_type(name: str, kind: str) -> None:
 
 
 def column_name(options: SinkOptions, name: str) -> str | None:
-    """The rows' name for one of COLUMNS, which may differ in case; None if they do not have it."""
+    """Returns the rows' name for one of COLUMNS, which may differ in case; None if the rows do not
+    have this column.
+    """
     return options.columns[tuple(COLUMNS).index(name)] or None

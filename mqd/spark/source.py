@@ -7,8 +7,8 @@
 
 1. Objects of this module are pickled to other processes: they hold options and plain values;
    connections are opened by the process that uses them.
-2. Nothing native is imported with this module, nor PyArrow: registering the format costs no more
-   than PySpark itself.
+2. Importing this module imports neither native code nor PyArrow: registering the format costs no
+   more than PySpark itself.
 3. read() of one partition always returns the same records while the log holds them, so a replayed
    micro-batch is the same batch.
 

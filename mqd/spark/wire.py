@@ -38,7 +38,7 @@ MISSING_CODES = frozenset(
         ErrorCode.INVALID_TOPIC_EXCEPTION,
     }
 )
-_ANY_TOPIC = bytes(16)
+_NO_TOPIC_ID = bytes(16)
 
 T = TypeVar("T")
 
@@ -57,13 +57,13 @@ class BrokerError(Exception):
     """An error in a broker's response: `code` is Kafka's."""
 
     def __init__(self, code: int, request_name: str = "") -> None:
-        known = ERRORS.get(code)
-        text = f"{known.name} ({known.message})" if known else f"error {code}"
+        error = ERRORS.get(code)
+        text = f"{error.name} ({error.message})" if error else f"error {code}"
         super().__init__(f"{request_name}: {text}" if request_name else text)
         self.code = code
 
     @property
-    def retriable(self) -> bool:
+    def is_retriable(self) -> bool:
         return is_retriable(self.code)
 
 
@@ -173,13 +173,13 @@ class Cluster:
         raise ConnectionError("; ".join(problems))
 
     def prefer_other_brokers(self, silent: tuple[str, int] | None = None) -> None:
-        """Makes any_connection() rotate to other brokers until close(); `silent` is used only if no
-        other can be reached.
+        """Makes any_connection() rotate to other brokers until close(). `silent`: the address of a
+        broker that does not respond; it is used only if no other broker can be reached.
         """
-        known = list(dict.fromkeys([*self._servers, *(self.brokers[node] for node in sorted(self.brokers))]))
+        addresses = list(dict.fromkeys([*self._servers, *(self.brokers[node] for node in sorted(self.brokers))]))
         self._rotation_count += 1
-        first = self._rotation_count % len(known)
-        self._preferred = sorted(known[first:] + known[:first], key=lambda address: address == silent)
+        first = self._rotation_count % len(addresses)
+        self._preferred = sorted(addresses[first:] + addresses[:first], key=lambda address: address == silent)
 
     def _link(self, address: tuple[str, int]) -> BrokerConnection:
         link = self._links.get(address)
@@ -189,7 +189,7 @@ class Cluster:
 
     def metadata(self, names: Iterable[str] | None) -> Metadata:
         """`names` None: all topics. A missing topic has an `error`."""
-        topics = None if names is None else [MetadataRequest.Topic(name=name, topic_id=_ANY_TOPIC) for name in names]
+        topics = None if names is None else [MetadataRequest.Topic(name=name, topic_id=_NO_TOPIC_ID) for name in names]
         response = self.any_connection().request(MetadataRequest(topics=topics, allow_auto_topic_creation=False))
         self.brokers = {broker.node_id: (broker.host, broker.port) for broker in response.brokers}
         found_topics = {
@@ -216,7 +216,7 @@ class Cluster:
             try:
                 return attempt()
             except (OSError, BrokerError) as error:
-                if isinstance(error, BrokerError) and not error.retriable:
+                if isinstance(error, BrokerError) and not error.is_retriable:
                     raise MqdReadError(f"{request_name}: {error}") from error
                 self.close()
                 waited = time.monotonic() + pause - began

@@ -26,8 +26,8 @@ BatchRun = tuple[str, int, str]  # transactional id, batch, run
 
 
 class Outcome(NamedTuple):
-    """The result of one task attempt. `child` None: it wrote in no transaction; `dropped`: its
-    batch was committed before.
+    """The result of one task attempt. `child`: None if it wrote in no transaction. `dropped`:
+    whether its rows were dropped because the batch had been committed before.
     """
 
     child: Child | None

@@ -1,4 +1,4 @@
-"""Spark SQL over topics: every topic that a query names is a view.
+"""Spark SQL over topics: every topic named in a query becomes a view.
 
 A view has the fields of the JSON values as columns, and the struct `record` (key and value as text,
 topic, partition, offset, timestamp). Fields come from a given schema, or are inferred from the
@@ -22,8 +22,9 @@ FORMAT = "mqd"
 
 
 def topics_in(query: str, topics: Sequence[str]) -> list[str]:
-    """The topics that the query may name. Names with characters other than letters, digits
-    and _ are written in backquotes, as everywhere in SQL.
+    """Returns the topics whose names occur in the query; an occurrence may also be something else,
+    such as a column. Names with characters other than letters, digits and _ must be in backquotes,
+    as everywhere in SQL.
     """
     return [topic for topic in topics if re.search(rf"(?<![\w.-]){re.escape(topic)}(?![\w-])", query)]
 
@@ -36,8 +37,8 @@ def add_view(
     live: bool = False,
     starting: str = "earliest",
 ) -> None:
-    """Makes the topic a view of the session. `schema`: the fields, in DDL ("": none); None: they
-    are inferred from a sample. `live`: a streaming view.
+    """Makes the topic a view of the session. `schema`: the fields, in DDL; "" = only `record`;
+    None = infer the fields from a sample. `live`: whether to make it a streaming view.
     """
     reader = spark.readStream if live else spark.read
     records = (

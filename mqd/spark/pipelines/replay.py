@@ -29,11 +29,11 @@ def replay(
     starting_offsets: Offsets | None = None,
     ending_offsets: Offsets | None = None,
 ) -> DataFrame:
-    """The records, in the sink's columns (topic, partition, key, value, headers, timestamp). Each
-    Spark partition has one partition of the log, in the order of its offsets.
+    """Returns the records, with the columns of the sink (topic, partition, key, value, headers,
+    timestamp). Each Spark partition contains the records of one log partition, in offset order.
 
-    Raises ArchiveError for a topic that the archive does not have, SettingsError for an invalid
-    time, and for a topic or partition that is named in `to` or in the offsets but is not replayed.
+    Raises ArchiveError for a topic that the archive does not have. Raises SettingsError for an
+    invalid time, or if `to` or the offsets name a topic or partition that is not replayed.
     """
     requested = topics or archive.topics
     missing = [topic for topic in requested if topic not in archive.topics]
@@ -63,7 +63,7 @@ def _refuse_unknown(
     archive: Archive, topics: list[str], to: Mapping[str, str], starting: Offsets, ending: Offsets
 ) -> None:
     """Raises SettingsError for an unknown name. If a mistyped name were ignored, a topic would be
-    replayed into itself, or completely.
+    replayed into itself, or in full.
     """
     for setting, given in (("to", to), ("starting_offsets", starting), ("ending_offsets", ending)):
         unknown = [topic for topic in given if topic not in topics]
@@ -85,7 +85,7 @@ def _refuse_unknown(
 def _tasks(
     archive: Archive, topics: list[str], times: tuple[int | None, int | None], offsets: tuple[Offsets, Offsets]
 ) -> list[list[ArchivedTask]]:
-    """Returns a list for each partition: its files that may have wanted records."""
+    """Returns, for each partition, the list of files that may contain requested records."""
     from mqd.spark.pipelines.parquet import ArchivedTask
 
     by_partition: dict[tuple[str, int], list[ArchivedTask]] = {}

@@ -20,11 +20,12 @@ FROM_HEADER = "mqd.from"
 def route(
     records: DataFrame, *, value: Value, rules: Sequence[Rule], dead_letters: str, otherwise: str = ""
 ) -> DataFrame:
-    """Returns the records with the column `topic`: that of the first matching rule, `otherwise`, or
-    `dead_letters`. Key, value and headers are unchanged.
+    """Returns the records with the column `topic`: the topic of the first matching rule, or
+    `otherwise` if no rule matches (if that is "", the record is dropped). Records whose value
+    cannot be decoded go to `dead_letters`. Key, value and headers are unchanged.
 
     A dead letter has two additional headers: `mqd.reason` (why) and `mqd.from`
-    (topic-partition@offset). A record that matches no rule is dropped when there is no `otherwise`.
+    (topic-partition@offset).
     """
     from pyspark.sql import functions as f
 

@@ -83,8 +83,8 @@ class ReplayStoppedError(Exception):
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """One batch of a stream, or the whole of a batch job (batch -1; `rows` is -1 if they were not
-    counted).
+    """Reports one batch of a stream, or a whole batch job. For a batch job, `batch` is -1, and
+    `rows` is -1 if the rows were not counted.
     """
 
     name: str
@@ -97,7 +97,7 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 def absolute_path(path: str) -> str:
-    """A path or URI for Spark, which resolves relative paths as the JVM does."""
+    """Makes a relative path absolute, because Spark would leave resolving it to the JVM."""
     return path if "://" in path or path.startswith("file:") else os.path.abspath(path)
 
 
@@ -106,8 +106,8 @@ def _checkpoint(pipeline: Pipeline) -> str:
 
 
 def _read_checkpoint_file(spark: SparkSession, pipeline: Pipeline, name: str) -> str:
-    """The text of a file in the checkpoint. Spark reads it, because only Spark's settings resolve a
-    path like hdfs:/// or s3a://.
+    """Returns the text of a file in the checkpoint. It is read through Spark, because a path like
+    hdfs:///... or s3a://... can be opened only with Spark's settings.
     """
     literal = re.sub(r"([{}\[\]*?\\])", r"\\\1", f"{_checkpoint(pipeline)}/{name}")  # Spark takes paths as globs
     row = spark.read.text(literal, wholetext=True).first()
@@ -119,8 +119,8 @@ def _read_checkpoint_file(spark: SparkSession, pipeline: Pipeline, name: str) ->
 
 
 def read_stream(spark: SparkSession, source: Source, pipeline: Pipeline, headers: bool = False) -> DataFrame:
-    """The records of a pipeline's source, as a stream. Its progress is committed as the offsets of
-    the consumer group that has the pipeline's name.
+    """Returns the records of a pipeline's source as a stream. The stream's progress is committed as
+    the offsets of the consumer group that has the pipeline's name.
     """
     reader = (
         spark.readStream.format(FORMAT)
@@ -277,7 +277,8 @@ def _table(spark: SparkSession, pipeline: Table) -> DataStreamWriter:
     @functools.cache
     def application() -> str:
         """The name and id of the query, for txnAppId. The id changes with a new checkpoint, whose
-        batch numbers begin again: under the name alone, these batches would be dropped as repeated.
+        batch numbers start again at 0: under the name alone, these batches would be dropped as
+        repeated.
         """
         return f"{pipeline.name}-{msgspec.json.decode(_read_checkpoint_file(spark, pipeline, 'metadata'))['id']}"
 
@@ -305,7 +306,7 @@ def _replay(spark: SparkSession, pipeline: Replay) -> None:
     ).save()
 
 
-_STREAMS: dict[type, Callable[[SparkSession, Any], DataStreamWriter]] = {
+_STREAM_WRITERS: dict[type, Callable[[SparkSession, Any], DataStreamWriter]] = {
     Archive: _archive,
     Aggregate: _aggregate,
     Dedup: _dedup,
@@ -321,7 +322,7 @@ _STREAMS: dict[type, Callable[[SparkSession, Any], DataStreamWriter]] = {
 def start(spark: SparkSession, pipeline: Pipeline) -> StreamingQuery:
     """Starts the query of a pipeline that is a stream."""
     writer = (
-        _STREAMS[type(pipeline)](spark, pipeline)
+        _STREAM_WRITERS[type(pipeline)](spark, pipeline)
         .queryName(pipeline.name)
         .option("checkpointLocation", _checkpoint(pipeline))
     )
@@ -356,8 +357,9 @@ def run(spark: SparkSession, pipeline: Pipeline, report: Callable[[Progress], No
 
 
 def _replay_until(spark: SparkSession, pipeline: Replay, stop: threading.Event) -> None:
-    """A replay is one call into Spark, which handles no signal before its end: another thread
-    cancels its job when `stop` is set. Raises ReplayStoppedError, or the replay's error.
+    """Runs a replay. It is a single call into Spark, which does not return early on a signal, so
+    another thread cancels its job when `stop` is set. Raises ReplayStoppedError, or the replay's
+    error.
     """
     group, ended = f"{pipeline.name}-{uuid.uuid4().hex}", threading.Event()
 
@@ -406,9 +408,9 @@ def _progress(name: str, progress: Any) -> Progress:
 
 
 def _behind(end: str | None, latest: str | None) -> int | None:
-    """Records between two offsets in the source's JSON; keys that are not topics begin with @.
-    None: not known, as for a batch that is repeated after a crash ("null": Spark did not request
-    the latest offsets).
+    """Returns the number of records between two offsets, each given as the source's JSON, where
+    keys that are not topics begin with @. None: not known, as for a batch that is repeated after a
+    crash ("null": Spark did not request the latest offsets).
     """
     end_offsets, latest_offsets = (msgspec.json.decode(encoded) if encoded else None for encoded in (end, latest))
     if end_offsets is None or latest_offsets is None:

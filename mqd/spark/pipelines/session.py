@@ -122,8 +122,8 @@ def require_spark() -> None:
 
 @contextlib.contextmanager
 def _kill_java_if_interrupted() -> Iterator[None]:
-    """Ends Java if PySpark is interrupted while it waits for Java. PySpark deletes the file in
-    which Java would report its port; Java then fails, and never exits.
+    """Kills Java if PySpark is interrupted while it waits for Java to start. An interrupted PySpark
+    deletes the file in which Java would report its port; Java then fails, but never exits.
     """
     from pyspark import java_gateway
 
@@ -171,7 +171,7 @@ def session(name: str, master: str, configuration: Mapping[str, str] | None = No
             _register(spark)
     except (PySparkRuntimeError, FileNotFoundError) as error:
         raise SettingsError(
-            f"Spark does not start ({error}): it needs Java 17 or newer on the PATH, or JAVA_HOME"
+            f"Spark did not start ({error}): it needs Java 17 or newer, on the PATH or in JAVA_HOME"
         ) from None
     return spark
 

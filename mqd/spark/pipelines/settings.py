@@ -1,8 +1,9 @@
 """A pipeline's settings: TOML files, checked completely before anything starts.
 
-A file names its pipeline (`pipeline = "route"`) and fills that pipeline's structure below; missing
-fields have the defaults below. Fields with an SQL expression are passed to Spark unchanged, so all
-of Spark SQL is allowed there. Durations are Spark's: "10 minutes", "1 hour".
+A file names its kind of pipeline (`pipeline = "route"`) and sets the fields of that kind's
+structure below; missing fields have the defaults below. Fields with an SQL expression are passed to
+Spark unchanged, so all of Spark SQL is allowed there. Durations are Spark's: "10 minutes", "1
+hour".
 """
 
 from __future__ import annotations
@@ -189,7 +190,7 @@ class Dedup(_Pipeline, frozen=True, kw_only=True, tag="dedup"):
 
     def problems(self) -> list[str]:
         return super().problems() + (
-            [] if self.by else ["by is empty: set the expressions by which two records are equal"]
+            [] if self.by else ["by is empty: set at least one expression that identifies equal records"]
         )
 
 

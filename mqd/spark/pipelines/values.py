@@ -27,8 +27,8 @@ def as_rows(records: DataFrame) -> DataFrame:
 
 
 def parse_values(records: DataFrame, settings: Value) -> DataFrame:
-    """Columns `record`, `value` (struct, null where the record has none) and `_corrupt_value`
-    (string: the text of a value that does not match the schema, otherwise null).
+    """Returns the columns `record`, `value` (a struct; null if the record has no value) and
+    `_corrupt_value` (string: the text of a value that does not match the schema, otherwise null).
     """
     from pyspark.sql import functions as f
     from pyspark.sql.types import StringType, StructType
@@ -62,8 +62,8 @@ def decode_values(records: DataFrame, settings: Value) -> DataFrame:
 
 
 def encode_rows(frame: DataFrame, key: str) -> DataFrame:
-    """Rows as columns `key` (string, from the SQL expression `key`; left out if that is "") and
-    `value` (JSON of all columns but `record`).
+    """Returns the rows as two columns: `key`, the SQL expression `key` as a string (no such column
+    if the expression is ""), and `value`, the JSON of all columns but `record`.
     """
     from pyspark.sql import functions as f
 
