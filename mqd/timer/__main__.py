@@ -36,8 +36,8 @@ KEPT_BYTES_MAX = 64 << 20  # memory for records that are due soon, for all parti
 
 
 class Timer:
-    """The partitions of one host's schedules. `wake`, callable from any thread, makes the process
-    call update() again.
+    """Runs a PartitionTimer for each schedule partition that this host leads. `wake`, callable from
+    any thread, makes the process call update() again.
     """
 
     def __init__(self, layout: paths.Layout, wake: Callable[[], None] = lambda: None) -> None:
@@ -145,7 +145,7 @@ class Timer:
 
 
 def _must_restart(wanted: ScheduleTopic, current: ScheduleTopic, partition: int) -> bool:
-    """Whether the partition's timer must be restarted. It must after a change of the leader epoch:
+    """Whether the partition's timer must be restarted. A change of the leader epoch is one reason:
     another host may have led the partition in between.
     """
     return (wanted.target, wanted.delay_ms, wanted.led[partition]) != (

@@ -6,14 +6,14 @@ records below Y, those up to X have been delivered or cancelled, and those after
 tick is one transaction, which writes what is due to the target together with the next (Y, X).
 
 T1  Nothing is delivered before the clock of the host that delivers it has reached its due time.
-T2  Each committed record is delivered or cancelled, once.
+T2  Each committed record is delivered or cancelled, exactly once.
 T3  Y and X never fall.
 T4  The log's start is not moved past a pending record.
 
-A record that arrives when X is past its due time is late, and not in the index: it is delivered in
-the transaction that moves Y past it, or Y does not move. A record that arrives when X, but
-not the clock, is past its due time (the clock was set back) is not read until the clock reaches
-that time; later records of the partition wait with it.
+A record that arrives when X is past its due time is late, and not in the index: it must be
+delivered in the same transaction that moves Y past it. A record that arrives when X, but not the
+clock, is past its due time (the clock was set back) is not read until the clock reaches that time;
+later records of the partition wait with it.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class Tick(NamedTuple):
 def take_over(
     storage: Storage, log_start: int, committed: Progress, entry_count_max: int = ENTRY_COUNT_MAX
 ) -> Schedule:
-    """`committed`: the progress that was read from the group after all earlier writers were fenced.
-    The index in `storage` is used if it was built up to an offset between the log's start and the
-    committed offset; otherwise it is removed.
+    """Returns the schedule from which this host continues. `committed`: the progress, read from the
+    consumer group after all earlier writers were fenced. The index in `storage` is used if it was
+    built up to an offset between the log's start and the committed offset; otherwise it is removed.
     """
     index, end_offset = Index.open(storage, entry_count_max)
     if not log_start <= end_offset <= committed.end_offset:
@@ -82,9 +82,9 @@ class Schedule:
             index.drop_delivered(committed.last)
 
     def read(self, records: Iterable[ScheduleRecord], now_ms: int, due_of: Callable[[int], int | None]) -> bool:
-        """Takes the next records, in order. Returns False if it did not take all of them: pass the
-        rest again, from `end_offset` on, after a tick or later. `due_of(offset)`: when an earlier
-        record is due; None: no record is to be delivered at that offset.
+        """Takes the next records, in order. Returns False if it did not take all of them: pass
+        those at `end_offset` and above again, after a tick or later. `due_of(offset)`: returns when
+        an earlier record is due, or None if the record at that offset is not to be delivered.
         """
         for record in records:
             if record.offset < self.end_offset:
@@ -113,8 +113,10 @@ class Schedule:
             self.index.cancel(due_ms, offset)
 
     def tick(self, now_ms: int, count_max: int) -> Tick | None:
-        """The next records to be delivered, or progress alone; None: neither. Call on_committed()
-        before anything else, or discard this schedule. A tick without entries may be skipped.
+        """Returns what to commit next: records to deliver together with new progress, or progress
+        alone; None if there is neither. Once it is committed, call on_committed() before any other
+        method; if it cannot be committed, discard this schedule. A tick without entries may be
+        skipped.
         """
         # after a takeover, records below Y are read again: until Y is reached, there is no progress
         # to commit
@@ -146,7 +148,7 @@ class Schedule:
         return self.index.count + len(self._late)
 
     def first_needed_offset(self) -> int:
-        """The offset below which no record is needed (T4)."""
+        """Returns the offset below which no record is needed (T4)."""
         offsets = [self.progress.end_offset, self.end_offset, *(entry.offset for entry in self._late)]
         first = self.index.first_offset()
         return min(offsets) if first is None else min(*offsets, first)

@@ -12,10 +12,10 @@ is split into files of the next finer level when it is needed and too large to b
 
 I1  loaded_end <= ends[3] <= ends[2] <= ends[1] <= ends[0]; an entry is in the file of the finest
     level that reaches its due time.
-I2  Memory holds at most 2 * entry_count_max entries beyond what is due in one millisecond, and the
-    buffers of files at most entry_count_max.
+I2  Memory holds at most 2 * entry_count_max entries, plus those that are due in one millisecond.
+    The write buffers of all files together hold at most entry_count_max entries.
 I3  The manifest names files and sizes that are on disk. A file is removed only once a manifest
-    that does not name it is on disk. So open() always finds the state that one save() wrote.
+    that does not name it is on disk. So open() always finds the state that a single save() wrote.
 
 The index can be rebuilt from the log at any time, but that takes minutes for 10^8 records; the
 files make that unnecessary.
@@ -83,7 +83,7 @@ class Index:
         self._ends = [_FIRST_MS] * (len(WIDTHS_MS) - 1)
         self._loaded_end = _FIRST_MS
         self._files: dict[tuple[int, int], _File] = {}  # by level and start
-        self._buffered = 0
+        self._buffered_count = 0
         # in memory: sorted entries (the first `_front_taken` were taken), and a heap of entries added
         # later
         self._front, self._front_taken = _NO_ENTRIES, 0
@@ -97,8 +97,8 @@ class Index:
 
     @classmethod
     def open(cls, storage: Storage, entry_count_max: int = ENTRY_COUNT_MAX) -> tuple[Index, int]:
-        """The index as it was saved, and the offset up to which it was built; -1 if none was
-        saved.
+        """Returns the saved index and the offset up to which it was built; an empty index and -1 if
+        there is none that can be used.
         """
         index = cls(storage, entry_count_max)
         names = set(storage.names())
@@ -125,7 +125,7 @@ class Index:
             self._storage.truncate(name, size_bytes)
             self._files[level, start] = _File(name, size_bytes, first_offset)
         self._ends, self._loaded_end = list(manifest.ends), manifest.loaded_end
-        self._front = self._entries(manifest.loaded, 0, manifest.loaded_bytes)
+        self._front = self._read_entries(manifest.loaded, 0, manifest.loaded_bytes)
         self._loaded_name, self._serial, self.count = manifest.loaded, manifest.serial, manifest.count
         return True
 
@@ -154,8 +154,8 @@ class Index:
         file.buffer += (due_ms, offset)
         if 0 <= offset < file.first_offset:
             file.first_offset = offset
-        self._buffered += 1
-        if self._buffered >= self._entry_count_max:
+        self._buffered_count += 1
+        if self._buffered_count >= self._entry_count_max:
             self._flush()
 
     def _level_of(self, due_ms: int) -> int:
@@ -176,7 +176,7 @@ class Index:
             if file.buffer:
                 self._append(file, np.array(file.buffer, np.int64).tobytes())
                 file.buffer = []
-        self._buffered = 0
+        self._buffered_count = 0
 
     def _append(self, file: _File, data: bytes) -> None:
         self._storage.append(file.name, data)
@@ -189,10 +189,10 @@ class Index:
         if len(rows) > 2 * self._entry_count_max:
             cut = int(rows[self._entry_count_max, 0])
             self._lower_end(cut)
-            keep = int(np.searchsorted(rows[:, 0], cut))
-            for due_ms, offset in rows[keep:].tolist():
+            kept_count = int(np.searchsorted(rows[:, 0], cut))
+            for due_ms, offset in rows[kept_count:].tolist():
                 self._write(due_ms, offset)
-            rows = rows[:keep]
+            rows = rows[:kept_count]
         self._front, self._front_taken, self._recent = rows, 0, []
 
     def _lower_end(self, cut: int) -> None:
@@ -209,7 +209,7 @@ class Index:
 
     def _take_out(self, key: tuple[int, int]) -> _File:
         file = self._files.pop(key)
-        self._buffered -= len(file.buffer) // 2
+        self._buffered_count -= len(file.buffer) // 2
         if file.size_bytes:
             self._garbage.append(file.name)
         return file
@@ -226,7 +226,7 @@ class Index:
     # -- taking ------------------------------------------------------------------------------------
 
     def take(self, now_ms: int, count_max: int) -> list[Entry]:
-        """The next entries that are due, in order, at most `count_max`; they are taken out."""
+        """Removes and returns the next entries that are due, in order, at most `count_max`."""
         while True:
             taken = self._take(now_ms, count_max)
             pending = taken
@@ -241,9 +241,9 @@ class Index:
     def _take(self, now_ms: int, count_max: int) -> list[Entry]:
         self._load(now_ms)
         end = min(self._front_taken + count_max, len(self._front))
-        due = self._front_taken + int(np.searchsorted(self._front[self._front_taken : end, 0], now_ms, "right"))
-        taken = [Entry(*row) for row in self._front[self._front_taken : due].tolist()]
-        self._front_taken = due
+        due_end = self._front_taken + int(np.searchsorted(self._front[self._front_taken : end, 0], now_ms, "right"))
+        taken = [Entry(*row) for row in self._front[self._front_taken : due_end].tolist()]
+        self._front_taken = due_end
         recent: list[Entry] = []
         while self._recent and len(recent) < count_max and self._recent[0].due_ms <= now_ms:
             recent.append(heapq.heappop(self._recent))
@@ -283,7 +283,8 @@ class Index:
         """Drops the entries up to `last`, which have been delivered."""
         while self.take(last.due_ms - 1, self._entry_count_max):
             pass
-        # of the entries that are due in the same millisecond as `last`, only those up to its offset
+        # of the entries that are due in the same millisecond as `last`, drop only those up to its
+        # offset
         self._load(last.due_ms)
         rows = _sort_rows(np.array(self._recent, np.int64)) if self._recent else _NO_ENTRIES
         rows = _sort_rows(np.concatenate([self._front[self._front_taken :], rows]))
@@ -292,7 +293,7 @@ class Index:
         self._front, self._front_taken, self._recent = rows[~delivered], 0, []
 
     def _load(self, now_ms: int) -> None:
-        """Loads everything that is due into memory, as far as there is room."""
+        """Loads due entries into memory, until all are loaded or entry_count_max is reached."""
         while (
             self._loaded_end <= now_ms
             and len(self._front) - self._front_taken + len(self._recent) < self._entry_count_max
@@ -329,7 +330,7 @@ class Index:
     def _read_all(self, file: _File) -> Iterable[NDArray[np.int64]]:
         step = self._entry_count_max * _ENTRY_BYTES
         for at in range(0, file.size_bytes, step):
-            yield self._entries(file.name, at, min(step, file.size_bytes - at))
+            yield self._read_entries(file.name, at, min(step, file.size_bytes - at))
         if file.buffer:
             yield np.array(file.buffer, np.int64).reshape(-1, 2)
 
@@ -355,7 +356,7 @@ class Index:
             rows = rows[~(is_cancelled | is_cancel)]
         self._front, self._front_taken = np.concatenate([self._front[self._front_taken :], _sort_rows(rows)]), 0
 
-    def _entries(self, name: str, at: int, size_bytes: int) -> NDArray[np.int64]:
+    def _read_entries(self, name: str, at: int, size_bytes: int) -> NDArray[np.int64]:
         data = self._storage.read(name, at, size_bytes) if size_bytes else b""
         if len(data) != size_bytes:
             raise OSError(f"{name} of a timer's index is shorter than it was")

@@ -1,6 +1,6 @@
 """Delivers what is due in one partition of a schedule, on the host that leads it.
 
-A thread runs two consumers (one reads the partition to its end, one looks up what is due) and a
+A thread runs two consumers (one reads the partition, the other looks up records that are due) and a
 transactional producer, all through shared memory. Each partition has its own transactional id: once
 this timer's producer has initialized it, no timer of another host and no earlier timer of this host
 can commit any more. After any error the timer closes everything and restarts from the committed
@@ -33,9 +33,9 @@ from mqd.timer.storage import Directory
 READ_COUNT_MAX = 8192
 TICK_COUNT_MAX = 8192
 LOOK_UP_COUNT_MAX = 512  # records of one lookup: they are in memory until they are produced
-KEPT_MS = 60_000  # records that are due within this time are kept in memory, as far as there is room
+KEPT_MS = 60_000  # records that are due within this time are kept in memory if there is room
 KEPT_OVERHEAD_BYTES = 300
-NEAR_COUNT = 64  # a gap of fewer records between two wanted ones is read; a larger one is skipped by a seek
+NEAR_COUNT = 64  # a gap of fewer records between two wanted records is read; a larger gap is skipped by a seek
 # the longest wait between two checks: PENDING_S while records are pending, because they become due
 # sooner if the clock is set forward; otherwise IDLE_S
 PENDING_S, IDLE_S = 5.0, 60.0
@@ -56,7 +56,7 @@ class Deferred(Exception):
 
 
 class PartitionTimer:
-    """`status` is read by other threads. `stop()`, then `join()`."""
+    """Other threads read `status`. To end the timer, call stop(), then join()."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class PartitionTimer:
         may have changed.
         """
         self.topic = schedule
-        self.index = partition
+        self.partition_index = partition
         self.status = PartitionStatus(schedule.topic, partition)
         self._socket_path = socket_path
         self._name = f"{schedule_headers.GROUP_PREFIX}{schedule.topic}"
@@ -111,7 +111,7 @@ class PartitionTimer:
                 write_log(
                     "schedule restarts from its committed progress",
                     topic=self.topic.topic,
-                    partition=self.index,
+                    partition=self.partition_index,
                     reason=str(error),
                 )
             finally:
@@ -129,7 +129,7 @@ class PartitionTimer:
 
     # -- from the start of the clients to the next error -------------------------------------------
 
-    def _consumer(self, isolation_level: str) -> Consumer:
+    def _open_consumer(self, isolation_level: str) -> Consumer:
         consumer = Consumer(
             {
                 **self._connection_config(),
@@ -146,10 +146,11 @@ class PartitionTimer:
         return {"transport": "shm", "mqd.socket.path": str(self._socket_path), "client.id": "mqd-timer"}
 
     def _serve(self) -> None:
+        partition_id = f"{self.topic.topic_id.hex()}-{self.partition_index}"
         self._producer = Producer(
             {
                 **self._connection_config(),
-                "transactional.id": f"{schedule_headers.GROUP_PREFIX}{self.topic.topic_id.hex()}-{self.index}",
+                "transactional.id": f"{schedule_headers.GROUP_PREFIX}{partition_id}",
                 "partitioner": "murmur2_random",
                 "allow.auto.create.topics": False,
                 "message.max.bytes": 1_000_000_000,
@@ -158,13 +159,13 @@ class PartitionTimer:
             }
         )
         self._clients.append(self._producer)
-        self._reader = self._consumer("read_committed")
-        self._lookup_consumer = self._consumer("read_uncommitted")
+        self._reader = self._open_consumer("read_committed")
+        self._lookup_consumer = self._open_consumer("read_uncommitted")
         self._lookup_position = -1
         self._kept, self._kept_bytes = {}, 0
-        self._producer.init_transactions(TIMEOUT_S)  # from here on no other timer commits
+        self._producer.init_transactions(TIMEOUT_S)  # no other timer can commit any more
         self._group = self._reader.consumer_group_metadata()
-        partition = TopicPartition(self.topic.topic, self.index)
+        partition = TopicPartition(self.topic.topic, self.partition_index)
         committed = self._reader.committed([partition], TIMEOUT_S)[0]
         if committed.error is not None:
             raise KafkaException(committed.error)
@@ -175,16 +176,16 @@ class PartitionTimer:
             log.warning(
                 "schedule.delay.ms was changed too often while a record was pending; an earlier value stays in use",
                 topic=self.topic.topic,
-                partition=self.index,
+                partition=self.partition_index,
                 delay_ms=self._delays.of(progress.end_offset),
             )
         schedule = take_over(Directory(self._directory), log_start, progress)
-        self._reader.assign([TopicPartition(self.topic.topic, self.index, schedule.end_offset)])
-        self._lookup_consumer.assign([TopicPartition(self.topic.topic, self.index, log_start)])
+        self._reader.assign([TopicPartition(self.topic.topic, self.partition_index, schedule.end_offset)])
+        self._lookup_consumer.assign([TopicPartition(self.topic.topic, self.partition_index, log_start)])
         log.info(
             "delivery of a schedule starts",
             topic=self.topic.topic,
-            partition=self.index,
+            partition=self.partition_index,
             target=self.topic.target,
             read_from=schedule.end_offset,
             committed=progress.end_offset,
@@ -193,7 +194,7 @@ class PartitionTimer:
         self._run_schedule(schedule, log_start)
 
     def _log_start(self) -> int:
-        offsets = self._reader.get_watermark_offsets(TopicPartition(self.topic.topic, self.index), TIMEOUT_S)
+        offsets = self._reader.get_watermark_offsets(TopicPartition(self.topic.topic, self.partition_index), TIMEOUT_S)
         if offsets is None:
             raise Deferred("the partition's offsets are not known; retrying")
         return int(offsets[0])
@@ -228,45 +229,45 @@ class PartitionTimer:
             else:
                 wait_s = IDLE_S if next_ms is None else min(PENDING_S, max(0.001, (next_ms - _now_ms()) / 1000))
                 # when the next commit, save and trim are due
-                due = [
+                deadlines = [
                     committed_at + COMMIT_S if tick is not None and tick.progress != schedule.progress else math.inf,
                     saved_at + SAVE_S if schedule.can_save and saved_offset != schedule.end_offset else math.inf,
                     trimmed_at + TRIM_S if schedule.first_needed_offset() > log_start else math.inf,
                 ]
-                wait_s = min(wait_s, max(0.0, min(due) - now))
+                wait_s = min(wait_s, max(0.0, min(deadlines) - now))
             if not took_all:
                 self._stopping.wait(0.01)
 
     # -- reading -----------------------------------------------------------------------------------
 
     def _read(self, schedule: Schedule, wait_s: float) -> bool:
-        """Returns False if records were read that the schedule cannot take yet."""
+        """Reads a batch into the schedule. Returns False if the schedule cannot take all of it yet."""
         batch = self._reader.consume_batch(READ_COUNT_MAX, wait_s)
         if batch is None:
             return True
-        rows = list(self._schedule_records(batch))
-        self._keep(rows, batch, schedule.progress)
-        by_offset = {row.offset: row for row in rows}
+        records = list(self._schedule_records(batch))
+        self._keep(records, batch, schedule.progress)
+        by_offset = {record.offset: record for record in records}
 
         def due_of(offset: int) -> int | None:
             self._take_kept(offset)
-            row = by_offset.get(offset)
-            if row is None:
-                row = next(iter(self._look_up([offset], self._schedule_records)), None)
-            return row.due_ms if row is not None and row.due_ms >= 0 else None
+            record = by_offset.get(offset)
+            if record is None:
+                record = next(iter(self._look_up([offset], self._schedule_records)), None)
+            return record.due_ms if record is not None and record.due_ms >= 0 else None
 
-        if schedule.read(rows, _now_ms(), due_of):
+        if schedule.read(records, _now_ms(), due_of):
             return True
-        self._reader.seek(TopicPartition(self.topic.topic, self.index, schedule.end_offset))
+        self._reader.seek(TopicPartition(self.topic.topic, self.partition_index, schedule.end_offset))
         return False
 
-    def _keep(self, rows: list[ScheduleRecord], batch: Any, progress: Progress) -> None:
+    def _keep(self, schedule_records: list[ScheduleRecord], batch: Any, progress: Progress) -> None:
         if self._kept_bytes >= self._kept_bytes_max:
             return
         soon_ms = _now_ms() + KEPT_MS
-        for row, (offset, record) in zip(rows, _offsets_and_records(batch), strict=True):
+        for scheduled, (offset, record) in zip(schedule_records, _offsets_and_records(batch), strict=True):
             # after a takeover without an index, delivered records are read again
-            if not 0 <= row.due_ms < soon_ms or progress.is_delivered(Entry(row.due_ms, offset)):
+            if not 0 <= scheduled.due_ms < soon_ms or progress.is_delivered(Entry(scheduled.due_ms, offset)):
                 continue
             if self._kept_bytes < self._kept_bytes_max and offset not in self._kept:
                 self._kept[offset] = record
@@ -279,9 +280,9 @@ class PartitionTimer:
         return record
 
     def _schedule_records(self, batch: Any) -> Iterator[ScheduleRecord]:
-        """The rows of the records. If the headers of a record cannot be read, it was written before
-        the topic was a schedule (the broker refuses others): it is treated as a record without
-        headers.
+        """Yields a ScheduleRecord for each record of the batch. A record with invalid
+        schedule headers was written before the topic became a schedule (the broker refuses later
+        ones): it is treated as a record without headers.
         """
         sections = batch.header_sections
         offsets, timestamps = batch.offsets.tolist(), batch.timestamps.tolist()
@@ -303,7 +304,7 @@ class PartitionTimer:
         while start < len(offsets):
             first = offsets[start]
             if not self._lookup_position <= first < self._lookup_position + NEAR_COUNT:
-                self._lookup_consumer.seek(TopicPartition(self.topic.topic, self.index, first))
+                self._lookup_consumer.seek(TopicPartition(self.topic.topic, self.partition_index, first))
                 self._lookup_position = first
             end = start + 1
             end_max = min(len(offsets), start + LOOK_UP_COUNT_MAX)
@@ -323,7 +324,7 @@ class PartitionTimer:
     def _deliver(self, tick: Tick) -> None:
         producer, target = self._producer, self.topic.target
         producer.begin_transaction()
-        sent = 0
+        sent_count = 0
         for record in self._read_in_order(tick.entries):
             key, value, section = record
             headers = _without_schedule_headers(section) if section else []
@@ -335,10 +336,10 @@ class PartitionTimer:
                     if self._stopping.is_set():
                         raise Deferred(f"the timer was stopped while {target} accepted no records") from None
                     producer.poll(0.1)
-            sent += 1
+            sent_count += 1
         position = TopicPartition(
             self.topic.topic,
-            self.index,
+            self.partition_index,
             tick.progress.end_offset,
             progress_text(self.topic.topic_id, tick.progress.last, self._delays),
         )
@@ -346,8 +347,8 @@ class PartitionTimer:
         producer.commit_transaction(TIMEOUT_S)
         self._committed_tick_count += 1
         status = self.status
-        status.delivered += sent
-        status.gone += len(tick.entries) - sent
+        status.delivered += sent_count
+        status.gone += len(tick.entries) - sent_count
         now_ms = _now_ms()
         for entry in tick.entries:
             late_s = max(0.0, (now_ms - entry.due_ms) / 1000)
@@ -355,8 +356,8 @@ class PartitionTimer:
             status.late_total_s += late_s
 
     def _read_in_order(self, entries: list[Entry]) -> Iterator[Record]:
-        """The records of `entries`, in that order; looked up by offset, LOOK_UP_COUNT_MAX at a
-        time.
+        """Yields the records of `entries`, in that order; deleted records are left out. Records
+        that are not kept in memory are looked up by offset, LOOK_UP_COUNT_MAX at a time.
         """
         for begin in range(0, len(entries), LOOK_UP_COUNT_MAX):
             chunk = entries[begin : begin + LOOK_UP_COUNT_MAX]
@@ -378,7 +379,7 @@ class PartitionTimer:
             topics=[
                 DeleteRecordsRequest.Topic(
                     name=self.topic.topic,
-                    partitions=[DeleteRecordsRequest.Partition(partition_index=self.index, offset=offset)],
+                    partitions=[DeleteRecordsRequest.Partition(partition_index=self.partition_index, offset=offset)],
                 )
             ],
             timeout_ms=int(TIMEOUT_S * 1000),
@@ -387,7 +388,10 @@ class PartitionTimer:
         error = response.topics[0].partitions[0].error_code
         if error:
             log.warning(
-                "delivered records cannot be deleted", topic=self.topic.topic, partition=self.index, error=error
+                "delivered records cannot be deleted",
+                topic=self.topic.topic,
+                partition=self.partition_index,
+                error=error,
             )
 
 
@@ -400,7 +404,7 @@ def _now_ms() -> int:
 
 
 def _select(batch: Any, wanted: list[int]) -> Any:
-    """The wanted records of a batch; a slice if they are adjacent."""
+    """Returns the wanted records of a batch: a slice of the batch if they are adjacent."""
     offsets = batch.offsets
     if not wanted:
         return batch[0:0]
@@ -411,7 +415,7 @@ def _select(batch: Any, wanted: list[int]) -> Any:
 
 
 class _PickedRecords:
-    """Single records of a batch, with the part of a batch's interface that _schedule_records() and
+    """Selected records of a batch. Has the part of a batch's interface that _schedule_records() and
     _offsets_and_records() use.
     """
 
@@ -434,13 +438,13 @@ class _ListWithToList(list[Any]):
 
 
 def _without_schedule_headers(section: bytes) -> list[tuple[str, bytes | None]]:
-    """The headers without those of the schedule: the target may be a schedule too."""
+    """Returns the headers without the schedule headers, because the target may be a schedule too."""
     headers, _ = read_headers(section, 0, len(section), "replace")
     return [(name, value) for name, value in headers if name not in schedule_headers.HEADERS]
 
 
 def _offsets_and_records(batch: Any) -> Iterator[tuple[int, Record]]:
-    """(offset, record) of each record in the batch."""
+    """Yields (offset, record) for each record of the batch."""
     offsets, sections = batch.offsets.tolist(), batch.header_sections
     headers = [None] * len(offsets) if sections is None else sections.to_list()
     for offset, key, value, section in zip(offsets, batch.keys.to_list(), batch.values.to_list(), headers, strict=True):

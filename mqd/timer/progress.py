@@ -1,7 +1,7 @@
-"""What a timer commits: its progress, and the delays of records without mqd-deliver-at and
-mqd-delay-ms.
+"""What a timer commits: its progress, and the delays of records that have neither of the headers
+mqd-deliver-at and mqd-delay-ms.
 
-Such a record keeps the delay with which it was first read, whatever schedule.delay.ms is later.
+Such a record keeps the delay with which it was first read, even if schedule.delay.ms changes later.
 Progress is a position in the order of due times: if a record's due time changed, a pending one
 could be taken for delivered, or a delivered one for pending.
 """
@@ -36,9 +36,10 @@ class Delays:
         return self.changes[bisect_right(self._offsets, offset) - 1].delay_ms
 
     def with_delay(self, delay_ms: int, end_offset: int, log_start: int) -> Delays:
-        """The delays after `delay_ms` was set: it applies to records that have not been read yet,
-        from `end_offset` on. After CHANGE_COUNT_MAX changes it is not adopted until the log's start
-        has passed the earliest of them.
+        """Returns the delays after schedule.delay.ms was set to `delay_ms`. The new delay applies
+        to the records that have not been read yet: those at `end_offset` and above. If there are
+        already too many changes (CHANGE_COUNT_MAX), it is not adopted until the log's start has
+        passed the earliest of them.
         """
         if not self.changes:
             return Delays([Change(0, delay_ms)])
