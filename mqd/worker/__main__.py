@@ -64,7 +64,7 @@ def main() -> int:
     # imported after attaching, so that an error of the keeper is reported sooner
     from mqd.worker.worker import Worker
 
-    # The loaded modules stay: later collections skip them.
+    # loaded modules are never freed: later collections skip them
     gc.freeze()
     gc.enable()
 
@@ -77,7 +77,7 @@ def main() -> int:
         # mqd up shows the cause and remedy of errors that the user can fix
         is_user_fixable = isinstance(error, (NativeError, ConfigError))
         log.exception(f"worker failed: {error}" if is_user_fixable else "worker failed")
-        # the reactor's thread still runs in memory that an orderly exit would unmap
+        # the reactor's thread is still running, and uses memory that an orderly exit would unmap
         os._exit(CANNOT_START if _is_permanent(error, client.config) else 1)
 
 

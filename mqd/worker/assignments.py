@@ -20,7 +20,7 @@ class Member(msgspec.Struct, frozen=True):
 
     node_id: int
     in_sync: bool
-    eligible: bool  # may be in sync: unfenced, not shutting down
+    eligible: bool  # may join the in-sync replicas: unfenced, not shutting down
     broker_epoch: int  # -1 = not registered
     moving: bool = False  # a reassignment adds or removes it
 
@@ -56,7 +56,9 @@ class Settings(msgspec.Struct, frozen=True):
 
 
 class Cluster(msgspec.Struct):
-    """The input of assignments: this host and all brokers. `node_id` -1: not received yet."""
+    """What assignments are computed from: this host and all brokers. `node_id` -1: not received
+    yet.
+    """
 
     node_id: int = -1
     brokers: dict[int, BrokerImage] = {}

@@ -32,10 +32,10 @@ def _lower_priority() -> None:
         pass  # not permitted here: only the priority is affected
 
 
-async def unless_hung(work: Coroutine[Any, Any, None], last_step_s: Callable[[], float]) -> bool:
-    """Returns whether the work ended. It is abandoned HANG_S after its last step (`last_step_s()`
-    returns the time of that step by the loop's clock); a thread that it uses keeps running. Raises
-    what the work raises.
+async def run_unless_hung(work: Coroutine[Any, Any, None], last_step_s: Callable[[], float]) -> bool:
+    """Runs `work`. Returns True when it has ended, or False if it was abandoned because its last
+    step is more than HANG_S ago. `last_step_s()` returns the time of that step by the loop's clock.
+    A thread that abandoned work uses keeps running. Raises what the work raises.
     """
     loop = asyncio.get_running_loop()
     task = loop.create_task(work)
@@ -56,7 +56,7 @@ class Background:
         self._slow: dict[int, ThreadPoolExecutor] = {}
 
     async def urgent(self, log_dir: int, work: Callable[..., Result], *arguments: Any) -> Result:
-        """Runs `work`; several at a time for each log directory."""
+        """Runs `work` in a thread, up to URGENT_COUNT at a time for each log directory."""
         if log_dir not in self._urgent:
             self._urgent[log_dir] = ThreadPoolExecutor(
                 URGENT_COUNT, "urgent" if log_dir == NO_LOG_DIR else f"urgent-{log_dir}"
@@ -64,8 +64,8 @@ class Background:
         return await asyncio.get_running_loop().run_in_executor(self._urgent[log_dir], work, *arguments)
 
     async def slow(self, log_dir: int, work: Callable[..., Result], *arguments: Any) -> Result:
-        """Runs `work`, one at a time for each log directory: a stalled disk delays only its own
-        work, and no two pieces of work on a log directory overlap.
+        """Runs `work` in a thread, one at a time for each log directory: a stalled disk delays only
+        its own work, and no two pieces of work on a log directory overlap.
         """
         if log_dir not in self._slow:
             self._slow[log_dir] = ThreadPoolExecutor(1, f"slow-{log_dir}", initializer=_lower_priority)

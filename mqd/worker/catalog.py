@@ -104,19 +104,19 @@ class Catalog:
         self._names: dict[int, str] | None = None
 
     @property
-    def caught_up(self) -> bool:
-        """Whether the metadata has reached the host's current registration (W5)."""
+    def has_caught_up(self) -> bool:
+        """Whether the metadata contains this host's current registration (W5)."""
         own_broker = self.cluster.brokers.get(self.cluster.node_id)
         return self._incarnation is None or (own_broker is not None and own_broker.incarnation == self._incarnation)
 
     def is_left_behind(self, topic_id: bytes, index: int) -> bool:
         """Whether the topic exists and, according to the metadata, this host has no replica of the
-        partition, so that files of it may be deleted (W5).
+        partition, so its files may be deleted (W5).
         """
         topic = self.topics.get(topic_id)
         return (
             topic is not None
-            and self.caught_up
+            and self.has_caught_up
             and (topic_id, index) not in self.owned
             and self._has_no_replica(topic, (topic_id, index))
         )
@@ -189,9 +189,9 @@ class Catalog:
             self._remove(topic, changes)
         config_changed = image.broker_config != self.broker_config
         self.broker_config = dict(image.broker_config)
-        retry, self._failed = set(self._failed), {}
+        retry_keys, self._failed = set(self._failed), {}
         for topic in image.topics:
-            self._put(topic, changes, config_changed, retry)
+            self._put(topic, changes, config_changed, retry_keys)
         self._touched = None
         return self._add_assignments(changes)
 
@@ -309,17 +309,17 @@ class Catalog:
         self.assigned.pop(key, None)
 
     def _has_no_replica(self, topic: TopicImage, key: Key) -> bool:
-        """Whether this host no longer has a replica of the partition (W5). If it still has one, this
-        worker lost the partition only because another worker owns it now, or because the log
+        """Whether this host no longer has a replica of the partition (W5). If it still has one,
+        this worker lost the partition only because another worker owns it now, or because the log
         directory is offline.
         """
-        if self.cluster.node_id < 0 or not self.caught_up:
+        if self.cluster.node_id < 0 or not self.has_caught_up:
             return False
         if key[1] < len(topic.partitions):
             return self.cluster.node_id not in topic.partitions[key[1]].replicas
         return 0 <= topic.partition_count <= key[1]
 
-    def _put(self, topic: TopicImage, changes: Changes, broker_config_changed: bool, retry: set[Key]) -> None:
+    def _put(self, topic: TopicImage, changes: Changes, broker_config_changed: bool, retry_keys: set[Key]) -> None:
         previous = self.topics.get(topic.topic_id)
         self.topics[topic.topic_id] = topic
         self._names = None
@@ -343,7 +343,7 @@ class Catalog:
             self._forget(key)
         options_changed = broker_config_changed or (previous is not None and previous.config != topic.config)
         for key, owned in owned_now.items():
-            self._add_changes(owned, self.owned.get(key), changes, options_changed, key in retry)
+            self._add_changes(owned, self.owned.get(key), changes, options_changed, key in retry_keys)
             self.owned[key] = owned
 
     def _add_assignments(self, changes: Changes) -> Changes:
@@ -375,9 +375,14 @@ class Catalog:
         return changes
 
     def _add_changes(
-        self, owned: OwnedPartition, old: OwnedPartition | None, changes: Changes, options_changed: bool, retry: bool
+        self,
+        owned: OwnedPartition,
+        old: OwnedPartition | None,
+        changes: Changes,
+        options_changed: bool,
+        must_reopen: bool,
     ) -> None:
-        if old is None or retry:
+        if old is None or must_reopen:
             changes.open.append(owned)
         elif owned.key in self._failed:
             pass

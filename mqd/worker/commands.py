@@ -55,8 +55,8 @@ class ReactorCommands:
                 return
 
     async def run(self, command: Callable[..., None], *arguments: Any) -> Event:
-        """`command`: a bound method of the reactor that takes a token first. Raises NativeError
-        with the reactor's reason.
+        """Runs `command`, a bound method of the reactor whose first argument is a token. Raises
+        NativeError with the reactor's reason.
 
         An event that returns a partition is never lost: if the waiting task was cancelled, it goes
         to `on_event`.

@@ -15,8 +15,8 @@ W3  recovery undoes or finishes the work that a stop or a crash interrupts
 W4  an unreadable log is reported once, and in the metrics, and left alone until its log start moves
     or the worker restarts; everything else continues.
 W5  records that were read before the log was truncated never replace stored ones, and no truncation
-    begins while a group is swapped in (segments_hold). A follower's log is truncated that far back
-    only after an unclean election.
+    begins while a group is swapped in (segments_hold). Only after an unclean election is a
+    follower's log truncated that far back, into segments that are compacted.
 
 Concurrency: everything runs on the event loop except the steps, which run one after the other on
 the cleaner's thread. Bound: one partition, one table of keys (log.cleaner.dedupe.buffer.size is
@@ -103,7 +103,7 @@ class Compactor:
         self._on_replaced = on_replaced
         self._thread_pool = ThreadPoolExecutor(1, "cleaner", initializer=_lower_priority)
         self._checkpoints: dict[int, CleanerCheckpoint] = {}
-        self._idle: dict[Key, tuple] = {}  # partition -> log ends when nothing was dirty
+        self._idle: dict[Key, tuple] = {}  # partition -> ends_seen of _examine() when nothing was dirty
         self._retry_at: dict[Key, float] = {}
         # partition -> log start at the time of the failure, reason
         self._uncleanable: dict[Key, tuple[int, str]] = {}
@@ -132,8 +132,8 @@ class Compactor:
         while self._current is opened:
             self._skip_pause.set()
             await self._current_released.wait()
-        for known in (self._idle, self._retry_at, self._uncleanable, self._reports):
-            known.pop(opened.owned.key, None)
+        for by_partition in (self._idle, self._retry_at, self._uncleanable, self._reports):
+            by_partition.pop(opened.owned.key, None)
 
     async def _run(self) -> None:
         if not self._value("log.cleaner.enable"):
@@ -179,8 +179,8 @@ class Compactor:
             return False
         if self._retry_at.get(key, 0.0) > time.monotonic():
             return False
-        known = self._uncleanable.get(key)
-        return known is None or self._control.slot_view(opened.owned.slot).log_start_offset > known[0]
+        failure = self._uncleanable.get(key)
+        return failure is None or self._control.slot_view(opened.owned.slot).log_start_offset > failure[0]
 
     async def _examine(self, opened: OpenPartition) -> _Candidate | None:
         view = self._control.slot_view(opened.owned.slot)
@@ -324,7 +324,7 @@ class Compactor:
             pause = min(SLEEP_S_MAX, processed_bytes / rate - (time.monotonic() - began))
             if pause > 0:
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(pause):  # wait_for loses a cancellation that comes with the event
+                    async with asyncio.timeout(pause):  # wait_for would lose a cancellation that comes with the event
                         await self._skip_pause.wait()
 
     async def _swap(
@@ -445,7 +445,7 @@ async def until_done(
     on_failure: Callable[[OSError], None],
     pause_s: float = SWAP_PAUSE_S,
 ) -> None:
-    """Repeats `attempt` while a disk refuses it: a swap that has begun is completed. Calls
+    """Repeats `attempt` while a disk refuses it: a swap that has begun must be completed. Calls
     `on_failure` at the first refusal. Raises OSError when the partition is being closed; recovery
     then completes the swap.
     """

@@ -21,8 +21,8 @@ class Uncleanable(Exception):
 
 
 def list_stored(path: Path, active_base: int, cache: TimestampCache, dirty_from: int) -> list[StoredSegment]:
-    """The segments in ascending order, the active one last, with the first timestamps of those that
-    may be dirty. Raises OSError.
+    """Returns the segments in ascending order, the active one last. Those that may be dirty have
+    their first timestamps. Raises OSError.
     """
     listed = segments.list_segments(path, active_base, cache)
     if not listed:
@@ -59,8 +59,8 @@ def newest_snapshot(path: Path) -> int:
 
 
 def advance(compaction: native.Compaction, bytes_max: int = STEP_BYTES) -> tuple[bool, int]:
-    """Returns (whether the keys, or the current group, are done; bytes read and written). Raises
-    Uncleanable, NativeError.
+    """Advances the collection of keys, or the current group. Returns (whether it is done, bytes
+    read and written). Raises Uncleanable, NativeError.
     """
     processed_bytes = 0
     try:

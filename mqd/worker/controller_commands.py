@@ -1,7 +1,7 @@
 """Commands of the controller for one partition: DeleteRecords, and AlterReplicaLogDirs (moving.py).
 
-Records are deleted in a separate task: it waits for the partition's files, which compaction may
-hold for as long as a disk fails, and metadata changes must not wait for that.
+Records are deleted in a separate task: it waits for the partition's files_lock, which compaction
+may hold for as long as a disk fails, and metadata changes must not wait for that.
 
 Bound: the controller limits the commands in progress. Concurrency: the event loop's thread.
 """
@@ -40,7 +40,7 @@ class ControllerCommands:
         self._log = logging.get("worker.commands")
 
     async def carry_out(self, command: Command) -> None:
-        """Called with the lock of changes held."""
+        """Called with the worker's changes lock held."""
         opened = self._partitions.by_slot.get(command.slot)
         if opened is None or opened.closing:
             reason = self._partitions.failures.get(command.slot)
@@ -74,7 +74,9 @@ class ControllerCommands:
         self._send(CommandDone(command.command_id, int(error), offset, text))
 
     async def close(self) -> None:
-        """Called when the worker ends: no log start moves while the partitions are being closed."""
+        """Called when the worker ends, so that no log start moves while partitions are being
+        closed.
+        """
         deletions = list(self._deletions)
         for task in deletions:
             task.cancel()

@@ -69,8 +69,8 @@ class ControllerLink:
             await _await_handler(self._on_message(message))
 
     def send(self, message: ToController) -> None:
-        """Sends to the currently connected controller; the message is dropped if there is none (the
-        next one will send its image).
+        """Sends to the currently connected controller. If there is none, the message is dropped;
+        the next controller will send its image.
         """
         if self._writer is None or self._writer.is_closing():
             return

@@ -7,10 +7,10 @@ reactor requests one, authenticated, and passed to it; refused when the host can
         mqd_reactor_relay_refuse   during the back-off, batches are refused immediately; their
                                    clients retry, perhaps when there is another leader
 
-The traffic on them, and the handling of their closing, is native (native/server/relay/relay.h). No
-connection is opened without data to send.
+Their traffic and their closing are handled natively (native/server/relay/relay.h). No connection is
+opened without data to send.
 
-Bounds: one connection attempt for each (host, worker, lane).
+Bounds: one connection attempt at a time for each (host, worker, lane).
 Concurrency: the event loop's thread.
 """
 
@@ -53,8 +53,8 @@ class Forwarding:
         # node id -> epoch and address of the incarnation that the reactor has connections to
         self._incarnations: dict[int, tuple[int, str, int]] = {}
         self._dialling: dict[Route, asyncio.Task[None]] = {}
-        # The subset of _dialling whose result the reactor has: it may request the next connection
-        # before the task has ended.
+        # The subset of _dialling whose result has been passed to the reactor, which may request the
+        # next connection before the task has ended.
         self._resolved: set[Route] = set()
         self._requested_again: set[Route] = set()  # those of _resolved that the reactor has requested again
         self._backoff_ms: dict[Route, int] = {}

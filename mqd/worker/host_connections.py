@@ -1,6 +1,6 @@
 """Connections to the workers of other hosts, mutually authenticated
 (mqd/cluster/membership/handshake.py) before any other byte is read. If both sides use TLS, the
-reactor begins it with the next byte.
+reactor starts TLS with the next byte.
 
 Concurrency: the event loop's thread.
 """

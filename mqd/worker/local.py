@@ -2,8 +2,9 @@
 leased from the broker's budget.
 
 Memory is leased in MiB by the same rules as connections (mqd/shm/credits.py): ahead of need,
-returned when others need it, and released by the kernel when the worker dies. The number of clients
-is divided evenly; the acceptor passes each client to the worker that has the fewest.
+returned when others need it, and released by the kernel when the worker dies. The limit on clients
+(local.attachments.max) is divided evenly; the acceptor passes each client to the worker that has
+the fewest.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ def attachment_share(attachment_count_max: int, worker_count: int) -> int:
 
 
 class LocalBudget:
-    """One worker's budget. `control_fd`: the control segment opened read-only, which clients
-    receive; owned by the KeeperClient; -1 if local clients are disabled.
+    """One worker's budget. `control_fd`: a read-only descriptor of the control segment, which is
+    passed to clients; it is owned by the KeeperClient; -1 if local clients are disabled.
     """
 
     def __init__(self, control_fd: int, attachment_count_max: int, credits: Credits | None):
@@ -56,7 +57,9 @@ class LocalBudget:
         return cls(client.control_read_fd, attachment_share(attachment_count_max, worker_count), credits)
 
     def adjust(self, used_bytes: int) -> bool:
-        """Leases or returns memory. True if the amount has changed: call apply()."""
+        """Leases more memory or gives some back. If it returns True, the amount has changed: call
+        apply().
+        """
         return self._credits is not None and self._credits.adjust(-(-used_bytes // MEBIBYTE))
 
     def apply(self, reactor: native.Reactor) -> None:

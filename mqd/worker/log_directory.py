@@ -114,17 +114,18 @@ class LogDirectory:
             ):
                 path.unlink(missing_ok=True)
 
-    def prune(self, keep: list[tuple[str, int]]) -> bool:
-        """Blocking. Drops the entries that were kept for other workers: all of them have
-        checkpoints of their own now. Worker 0 removes the files of workers that no longer exist.
-        Returns False if some files cannot be removed now.
+    def prune(self, unopened: list[tuple[str, int]]) -> bool:
+        """Blocking. Drops the checkpoint entries that were kept for other workers, all of which
+        have checkpoints of their own now. `unopened`: this worker's partitions that are not open;
+        their entries stay. Worker 0 removes the files of workers that no longer exist. Returns
+        False if some files cannot be removed now.
         """
         if self._writer is None or self.failure:
             return True
-        self._writer.drop_carried(keep)
+        self._writer.drop_carried(unopened)
         self.pruned = True
         try:
-            if not keep:
+            if not unopened:
                 self._unmark_doubtful()
             if self._worker == 0:
                 for path in checkpoints.remove_orphans(self.path, self._worker_count, self._files):
@@ -135,8 +136,8 @@ class LogDirectory:
         return True
 
     def write_checkpoints(self, recovery_points: list[CheckpointEntry], log_starts: list[CheckpointEntry]) -> bool:
-        """Blocking. Returns False if they cannot be written now: that is not a failure of the
-        directory, for the disk may be full, and the old ones stay valid.
+        """Blocking. Returns False if they cannot be written now. That is not a failure of the
+        directory: the disk may only be full, and the old checkpoints stay valid.
         """
         if self._writer is None or self.failure:
             return False
@@ -172,6 +173,6 @@ class LogDirectory:
             self._log.warning("clean shutdown cannot be marked; the next start checks the log", reason=str(error))
 
     def free_bytes(self) -> int:
-        """Blocking: a hanging file system responds late. Raises OSError."""
+        """Blocking, and for long if the file system hangs. Raises OSError."""
         status = os.statvfs(self.path)
         return status.f_bavail * status.f_frsize

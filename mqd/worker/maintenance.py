@@ -3,9 +3,10 @@ pure functions (mqd/log/retention, space; mqd/shm/credits); this module connects
 the disk and the reactor.
 
     every second       free space of each log directory; credits of connections and of local memory;
-                       pruning of checkpoints; rarely while nothing is connected (periodic_work.py)
-    CHECKPOINT_S       checkpoints, if an offset has moved; soon after a roll; rarely while nothing
-                       is connected
+                       pruning of checkpoints; all less often while nothing is connected
+                       (periodic_work.py)
+    CHECKPOINT_S       checkpoints, if an offset has moved; sooner after a roll; less often while
+                       nothing is connected
     FREE_SPACE_S       retention by free space, when configured
     log.retention.check.interval.ms   retention by age and size
 
@@ -66,8 +67,8 @@ def scan_max_timestamp(path: Path, base_offset: int, from_position: int) -> tupl
 
 
 def _truncation_marks(truncated: list[OpenPartition]) -> list[Path]:
-    """Blocking. The files truncated.NUMBER of these partitions; obsolete once a later checkpoint is
-    on disk.
+    """Blocking. Returns the files truncated.NUMBER of these partitions. They are obsolete once a
+    later checkpoint is on disk.
     """
     return [
         mark for opened in truncated if not opened.closing for mark in opened.path.glob(f"{native.TRUNCATED_PREFIX}*")
@@ -111,9 +112,9 @@ class Upkeep:
         self._files = files
         self._periodic_work = periodic_work or PeriodicWork()
         self._wake_checkpoints = {log_dir.index: asyncio.Event() for log_dir in partitions.log_dirs}
-        self._prune_at: int | None = None
+        self._prune_at_version: int | None = None
         self._space_requests: dict[int, asyncio.Future[int]] = {}
-        # a log directory has become full, or has space again
+        # called when a log directory has become full, or has space again
         self.on_space: Callable[[], None] = lambda: None
         self._log = logging.get("worker.upkeep")
 
@@ -157,7 +158,7 @@ class Upkeep:
         return bool(self._space_requests) or any(log_dir.space_guard.is_full for log_dir in self._partitions.log_dirs)
 
     def _is_prune_due(self) -> bool:
-        return self._prune_at is not None
+        return self._prune_at_version is not None
 
     def _must_keep_space_free(self) -> bool:
         return broker_number(self._partitions.broker_config, "retention.free.bytes") >= 0
@@ -169,8 +170,8 @@ class Upkeep:
         await self.measure_space()
 
     async def measure_space(self) -> None:
-        """Also runs before the worker is ready: a full disk refuses writes from the first request
-        on. Waits SPACE_RESPONSE_S at most.
+        """Also runs before the worker is ready, so that even the first write to a full disk is
+        refused. Waits SPACE_RESPONSE_S at most.
         """
         await asyncio.gather(
             *(self._measure_space(log_dir) for log_dir in self._partitions.log_dirs if not log_dir.failure)
@@ -184,13 +185,17 @@ class Upkeep:
             self._local.apply(self._reactor)
 
     def on_applied(self) -> None:
-        """The configuration may have changed, which does not make an idle reactor resume."""
+        """Called when metadata has been applied. The configuration may have changed, and that does
+        not make an idle reactor resume.
+        """
         self.limit_connections()
         if self._periodic_work.is_idle():
             self._periodic_work.on_resumed()
 
     def limit_connections(self) -> None:
-        """Allows the granted connections, as far as the process's descriptors suffice."""
+        """Allows as many connections as were granted, or fewer if the process's descriptors do not
+        suffice for all.
+        """
         broker_count_max = broker_number(self._partitions.broker_config, "max.connections")
         self._reactor.set_connection_max(min(self._credits.granted_count, self._connection_count_max), broker_count_max)
 
@@ -216,10 +221,10 @@ class Upkeep:
             await self._report_space(log_dir, free_bytes)
 
     async def _report_space(self, log_dir: LogDirectory, free_bytes: int) -> None:
-        full = log_dir.space_guard.is_full
-        await self._commands.run(self._reactor.set_log_dir_full, log_dir.index, full)
+        is_full = log_dir.space_guard.is_full
+        await self._commands.run(self._reactor.set_log_dir_full, log_dir.index, is_full)
         self.on_space()
-        if full:
+        if is_full:
             self._log.error(
                 "log directory is full: Produce is refused until space returns; free some, or shorten retention",
                 log_dir=str(log_dir.path),
@@ -240,14 +245,14 @@ class Upkeep:
         """Prunes once every worker has applied this image, and so has written its checkpoints.
         Called when this worker has written its own.
         """
-        if self._prune_at is None:
-            self._prune_at = version
+        if self._prune_at_version is None:
+            self._prune_at_version = version
 
     async def maybe_prune(self) -> None:
-        version = self._prune_at
+        version = self._prune_at_version
         if version is None or self._control.metadata_version < version:
             return
-        self._prune_at = None
+        self._prune_at_version = None
         failed = self._partitions.failed_names()
         # no directory waits for a hanging one
         pruned = await asyncio.gather(
@@ -280,7 +285,7 @@ class Upkeep:
         pace = Pace(self._periodic_work)
         while True:
             try:
-                # wait_for loses a cancellation that comes with the event
+                # wait_for would lose a cancellation that comes with the event
                 async with asyncio.timeout(pace.seconds(CHECKPOINT_S)):
                     await wake.wait()
                 # time to flush the rolled segment; there may be more rolls
@@ -293,8 +298,8 @@ class Upkeep:
     async def checkpoint(self, log_dir: LogDirectory) -> bool:
         """Writes the changes. Returns False if they could not be written.
 
-        Truncation marks are removed once positions read after the truncation are on disk
-        (native/log/recovery/truncation.h).
+        A truncation mark is removed once the checkpoint on disk has positions that were read after
+        the truncation (native/log/recovery/truncation.h).
         """
         truncated = [
             opened

@@ -20,8 +20,7 @@ files) at a time in each target directory; the pause copies at most PAUSE_BYTES,
 segment's indexes and writes since the last check, unless the writers (or compaction) outrun the
 copying for ROUNDS_MAX rounds; HELD_MAX commands wait. A target directory without space takes no
 copies.
-Concurrency: the event loop; opening and closing hold the worker's lock of changes, like every
-change.
+Concurrency: the event loop; opening and closing hold the worker's changes lock, like every change.
 """
 
 import asyncio
@@ -86,7 +85,7 @@ class Mover:
     async def begin(self, opened: OpenPartition, target: int) -> tuple[int, str]:
         """Returns (Kafka error code, text): code 0 if the move has started, otherwise the reason
         for the refusal. A move to the current directory cancels the move in progress. Called with
-        the lock of changes held.
+        the worker's changes lock held.
         """
         owned = opened.owned
         if not 0 <= target < len(self._log_dirs):
@@ -175,8 +174,8 @@ class Mover:
             await self._give_up(move)
 
     async def _copy_round(self, move: _Move) -> int:
-        """Copies the published data. Returns how much has been added since. One chunk at a time, so
-        that checkpoints of the directory get their turn.
+        """Copies the published data, one chunk at a time, so that checkpoints of the directory get
+        their turn. Returns the number of bytes added since.
         """
         if self._log_dirs[move.target].space_guard.is_full:
             raise OSError(
@@ -237,8 +236,8 @@ class Mover:
                 self._report(move)
 
     def hold(self, command: Command) -> bool:
-        """If the command's partition is served from neither directory, keeps the command until
-        release_held() returns it (Y4). Returns whether it is kept.
+        """If the command's partition is served from neither directory, holds the command until
+        release_held() returns it (Y4). Returns whether the command is held.
         """
         if not self._is_unserved(command.slot) or len(self._held) >= HELD_MAX:
             return False
@@ -246,9 +245,7 @@ class Mover:
         return True
 
     def release_held(self) -> list[Command]:
-        """Returns the held commands that can be carried out or refused now, and holds them no
-        longer.
-        """
+        """Removes and returns the held commands that can now be carried out or refused."""
         ready = [command for command in self._held if not self._is_unserved(command.slot)]
         self._held = [command for command in self._held if self._is_unserved(command.slot)]
         return ready
@@ -262,7 +259,7 @@ class Mover:
         )
 
     async def on_applied(self, is_image: bool) -> None:
-        """Called when a message of the controller has been applied, with the lock of changes held.
+        """Called when a message of the controller has been applied, with the changes lock held.
         `is_image`: the message is the image after a new subscription, so earlier messages to the
         controller may be lost.
         """

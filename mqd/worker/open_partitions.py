@@ -15,7 +15,7 @@ from mqd.log.compaction import CompactionPolicy
 from mqd.log.files import Files
 from mqd.log.retention import RetentionPolicy
 from mqd.worker import shortened_log as shortened
-from mqd.worker.background import Background, unless_hung
+from mqd.worker.background import Background, run_unless_hung
 from mqd.worker.catalog import Catalog, Key, OwnedPartition
 from mqd.worker.commands import ReactorCommands
 from mqd.worker.log_directory import LogDirectory
@@ -31,12 +31,13 @@ class OpenPartition(msgspec.Struct):
     files_lock: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
     closing: bool = False
     truncated: bool = False  # its log was truncated, perhaps below the checkpoint's recovery point
-    catching_up: shortened.ShortenedState | None = None  # N5 in partitions.py
+    # set while the replica must catch up because its log was shortened (N5 in partitions.py)
+    shortened_state: shortened.ShortenedState | None = None
 
 
-async def run_all(work: Iterable) -> None:
-    """Runs all of `work` concurrently; raises the first failure after all have ended."""
-    results = await asyncio.gather(*work, return_exceptions=True)
+async def run_all(awaitables: Iterable) -> None:
+    """Awaits all concurrently; raises the first failure after all have ended."""
+    results = await asyncio.gather(*awaitables, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):
             raise result
@@ -72,7 +73,7 @@ class OpenPartitions:
         self.scanned_bytes = 0  # bytes that opening had to read, in total
         # makes compaction release the partition's files, and waits until it has
         self.before_close: Callable[[OpenPartition], Awaitable[None]] | None = None
-        self._clustered = False  # the reactor knows of other replicas
+        self._knows_other_brokers = False  # other brokers have been passed to the reactor
         self._deletion_tasks: set[asyncio.Task[None]] = set()
         self._log = logging.get("worker.partitions")
 
@@ -144,8 +145,8 @@ class OpenPartitions:
     # -- checkpoints and shutdown ------------------------------------------------------------------
 
     def checkpoint_entries(self, log_dir: int) -> tuple[list[CheckpointEntry], list[CheckpointEntry]]:
-        """(recovery points, log starts) of the open partitions, from the published positions: a
-        durable offset is published after its flush.
+        """Returns (recovery points, log starts) of the open partitions, from the published
+        positions: a durable offset is published after its flush.
         """
         points, starts = [], []
         for opened in self.open.values():
@@ -169,7 +170,7 @@ class OpenPartitions:
 
     async def close_all(self, generation: int) -> list[LogDirectory]:
         """The clean shutdown: every partition is taken back from the reactor, flushed and closed;
-        then the checkpoints are written; then the marker of each directory where everything
+        then the checkpoints are written; then a marker in each directory where everything
         succeeded. Returns the directories that did not respond. They get no marker, so the next
         start checks their logs. Threads may still be busy there.
         """
@@ -198,7 +199,7 @@ class OpenPartitions:
             await run_all(close(opened) for opened in opened_here)
             await self._finish_directory(log_dir, results, generation)
 
-        if not await unless_hung(close_and_finish(), lambda: last_step_s):
+        if not await run_unless_hung(close_and_finish(), lambda: last_step_s):
             hung.append(log_dir)
             self._log.error(
                 "log directory does not respond: it was not closed cleanly; the next start checks its logs",

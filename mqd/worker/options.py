@@ -1,5 +1,5 @@
-"""Converts properties (text) to options of the native side. Does not import the
-native extension, and reads no files.
+"""Converts properties (text) to options of the native side. Does not import the native extension,
+and reads no files.
 """
 
 from collections.abc import Iterable, Mapping
@@ -26,9 +26,9 @@ def _clamp(value: Any, maximum: int = _INT32_MAX) -> int:
 
 
 def log_options(broker: Mapping[str, str], topic: Mapping[str, str], internal: bool) -> dict[str, Any]:
-    """The fields of native.LogOptions. `topic`: the topic's own settings. `broker`: the effective
-    settings. `internal`: whether the topic is internal: its records count as replicated only once
-    they are flushed, whatever the settings.
+    """Returns the fields of native.LogOptions. `topic`: the topic's own settings. `broker`: the
+    broker's effective settings. `internal`: whether the topic is internal; records of an internal
+    topic count as replicated only once they are flushed, whatever the settings.
     """
     effective = topic_effective(broker, topic)
 
@@ -121,8 +121,8 @@ def _rights(config: Mapping[str, str]) -> int:
 def reactor_options(
     config: Mapping[str, str], worker: int, own_arena_bytes: int, connection_count_max: int
 ) -> dict[str, Any]:
-    """The fields of native.ReactorOptions that come from the configuration. `own_arena_bytes`: as
-    created by the keeper.
+    """Returns the fields of native.ReactorOptions that come from the configuration.
+    `own_arena_bytes`: the size of this worker's arena, as the keeper created it.
     """
 
     def value(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Partition directories that belong to no topic of the image. Remains of moves between log
+"""Handles partition directories that belong to no topic of the image. Remains of moves between log
 directories (V1 of mqd/log/moving.py) are set aside for deletion, and so are the directories of a
 topic that was removed while this worker was down. Directories of an unknown topic, for example in
 a log directory from another host, are moved aside and never deleted: only an administrator may

@@ -149,8 +149,8 @@ class PartitionReporter:
         self, key: Key, leader_epoch: int, partition_epoch: int, recovering: bool, broker_epoch: int
     ) -> None:
         """Reports the recovery of an unclean leader: the log was recovered when the partition was
-        opened. Sequence 0 is lower than any sequence of the reactor, whose own proposals carry the
-        same report.
+        opened. Uses sequence 0, which is lower than any of the reactor's; the reactor's own
+        proposals report the recovery, too.
         """
         if recovering and key in self._partitions.open and self._proposed.get(key) != leader_epoch:
             self._send(

@@ -60,9 +60,9 @@ class _Opened(msgspec.Struct):
 
 def _abort_reason(path: Path, abort_count: int) -> str:
     return (
-        f"opening it has aborted its worker {abort_count} times by a broken invariant (the worker's log names it); all"
-        f" other partitions are served. `mqd log verify {path}` checks its files; a restart of the broker tries once"
-        " more"
+        f"its worker has aborted {abort_count} times while opening it, because of a broken invariant (see the worker's"
+        f" log); all other partitions are served. To check its files, run `mqd log verify {path}`; to try once more,"
+        " restart the broker"
     )
 
 
@@ -95,8 +95,8 @@ class PartitionSet(OpenPartitions):
         need this: its clients are not directed to other hosts.
         """
         node_id = self._catalog.cluster.node_id
-        if self._clustered or any(broker.node_id != node_id for broker in brokers):
-            self._clustered = True
+        if self._knows_other_brokers or any(broker.node_id != node_id for broker in brokers):
+            self._knows_other_brokers = True
             await self._commands.run(
                 self._reactor.brokers_put,
                 node_id,
@@ -139,7 +139,7 @@ class PartitionSet(OpenPartitions):
                 partition.slot >= 0 and not partition.retiring and partition.leader in (node_id, partition.replicas[0])
                 for partition in topic.partitions
             )
-            and not self._clustered
+            and not self._knows_other_brokers
         ):
             await self._commands.run(
                 self._reactor.topic_put, topic.topic_id, topic.name, [partition.slot for partition in topic.partitions]
@@ -389,7 +389,7 @@ class PartitionSet(OpenPartitions):
             owned, result.path, recovery.log_start_offset, policy, compaction, truncated=owned.gets_assignments
         )
         if owned.has_other_replicas and shortened.is_marked(result.path):
-            opened.catching_up = shortened.ShortenedState()
+            opened.shortened_state = shortened.ShortenedState()
             self._log.error("replica may lack acknowledged records", partition=owned.name, reason=shortened.REASON)
         self.open[owned.key] = self.by_slot[owned.slot] = opened
         self.failures.pop(owned.slot, None)
@@ -469,8 +469,8 @@ class PartitionSet(OpenPartitions):
     async def _assign(self, owned: OwnedPartition, assignment: Assignment) -> None:
         opened = self.open.get(owned.key)
         if opened is not None:
-            if opened.catching_up is not None:
-                assignment = await self._assignment_while_shortened(opened, opened.catching_up, assignment)
+            if opened.shortened_state is not None:
+                assignment = await self._assignment_while_shortened(opened, opened.shortened_state, assignment)
             await self._commands.run(self._reactor.replica_set, owned.slot, assignment, assignment.leader_worker)
             opened.owned = owned
 
@@ -481,7 +481,7 @@ class PartitionSet(OpenPartitions):
         effective, has_caught_up = state.on_assignment(assignment)
         slot = opened.owned.slot
         if has_caught_up:
-            opened.catching_up = None
+            opened.shortened_state = None
             self._log.info("replica has caught up", partition=opened.owned.name)
             await self._background.urgent(opened.owned.log_dir, self._unmark_shortened, opened.owned.name, opened.path)
         if not self.log_dirs[opened.owned.log_dir].failure:

@@ -116,7 +116,7 @@ class _Connection:
 
 
 class Replication:
-    """`assigned`: the catalog's, read at update()."""
+    """`assigned`: the catalog's assignments, read at each update()."""
 
     def __init__(
         self,

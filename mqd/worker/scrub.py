@@ -81,11 +81,11 @@ class ScrubPlan:
     def set_sealed(self, key: Key, bases: Iterable[int], now_ms: int) -> set[int]:
         """Sets the sealed segments of a partition. Returns those that no longer exist."""
         bases = set(bases)
-        known = self._sealed.get(key)
-        within_ms = min(self._interval_ms, FIRST_PASS_MS if known is None else SEALED_MS)
-        for base in bases - (known or set()):
+        previous = self._sealed.get(key)
+        within_ms = min(self._interval_ms, FIRST_PASS_MS if previous is None else SEALED_MS)
+        for base in bases - (previous or set()):
             self._put((key, base), now_ms + int(self._random() * within_ms))
-        removed = (known or set()) - bases
+        removed = (previous or set()) - bases
         for base in removed:
             del self._due[key, base]
         self._sealed[key] = bases
@@ -142,7 +142,9 @@ def sealed_bases(bases: list[int], log_start_offset: int, active_base: int) -> l
 
 
 class _Piece(msgspec.Struct):
-    """Checked up to `position`; `problem`: the fault of the batch there."""
+    """The result of checking one piece: the segment is checked up to `position`. `problem`: what is
+    wrong with the batch at that position.
+    """
 
     position: int
     next_offset: int
@@ -182,7 +184,7 @@ class Scrubber:
         self._earlier_damage: dict[SegmentKey, Damage] = {}
         self._published_ms: dict[SegmentKey, int] = {}
         # how often compaction has replaced a partition's segments
-        self._replacements: dict[Key, int] = {}
+        self._replacement_counts: dict[Key, int] = {}
         self._log = logging.get("worker.scrub")
 
     def tasks(self) -> list[Coroutine[Any, Any, None]]:
@@ -234,7 +236,7 @@ class Scrubber:
             if self._find_open(key) is None:
                 self._plan.forget(key)
                 self._surveyed.pop(key, None)
-                self._replacements.pop(key, None)
+                self._replacement_counts.pop(key, None)
                 for segment in [segment for segment in self._damage if segment[0] == key]:
                     changed |= self._drop(segment)
         for key in list(self._partitions.open):
@@ -282,7 +284,7 @@ class Scrubber:
 
     def on_replaced(self, key: Key) -> None:
         """Compaction is about to replace some segments, or has done so."""
-        self._replacements[key] = self._replacements.get(key, 0) + 1
+        self._replacement_counts[key] = self._replacement_counts.get(key, 0) + 1
         self._surveyed.pop(key, None)
 
     # -- one segment -------------------------------------------------------------------------------
@@ -315,13 +317,13 @@ class Scrubber:
         """
         piece = _Piece(0, segment[1], 0, False)
         suspect_position = -1
-        replacements = self._replacements.get(segment[0])
+        replacement_count = self._replacement_counts.get(segment[0])
         while not piece.at_end:
             began = time.monotonic()
             piece = await self._background.slow(
                 opened.owned.log_dir, check_piece, path, piece.position, piece.next_offset
             )
-            if self._replacements.get(segment[0]) != replacements:
+            if self._replacement_counts.get(segment[0]) != replacement_count:
                 raise _SegmentChanged  # not the file that the check started with
             await asyncio.sleep(max(PAUSE_S_MIN, piece.read_bytes / self._rate - (time.monotonic() - began)))
             if piece.problem is not None and piece.position != suspect_position:  # S3
@@ -392,8 +394,8 @@ class Scrubber:
                 next_sound_offset=new_damage.next_sound_offset,
                 see=f"mqd log verify {path}",
             )
-        known = self._damage.get(segment)
-        if known is None or msgspec.structs.replace(new_damage, found_ms=known.found_ms) != known:
+        old_damage = self._damage.get(segment)
+        if old_damage is None or msgspec.structs.replace(new_damage, found_ms=old_damage.found_ms) != old_damage:
             self._damage[segment] = new_damage
             await self._publish()
 
@@ -412,10 +414,10 @@ class Scrubber:
 
 
 def check_piece(path: Path, position: int, next_offset: int) -> _Piece:
-    """Checks the whole batches within PIECE_BYTES of `position`, the start of a batch. If there is
-    not one whole batch, or the first looks bad, or the disk cannot read the bytes, checks the file
-    itself to its end, or to the first bad batch. `next_offset`: no batch may begin below it. Raises
-    OSError, except for EIO, which becomes the `problem` of the result.
+    """Copies the PIECE_BYTES at `position`, where a batch begins, and checks the complete batches of
+    the copy. If no batch is complete, or the first looks bad, or the disk cannot read the bytes,
+    checks the file itself, to its end or to the first bad batch. `next_offset`: no batch may begin
+    below it. Raises OSError, except for EIO, which becomes the `problem` of the result.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -449,7 +451,7 @@ def _read(fd: int, position: int, size: int) -> memoryview | None:
     read_bytes, flags = 0, _RWF_DONTCACHE
     while read_bytes < size:
         try:
-            part = os.preadv(fd, [data[read_bytes:]], position + read_bytes, flags)
+            count = os.preadv(fd, [data[read_bytes:]], position + read_bytes, flags)
         except OSError as error:
             if error.errno == errno.EIO:
                 return None
@@ -457,9 +459,9 @@ def _read(fd: int, position: int, size: int) -> memoryview | None:
                 raise
             flags = 0  # an older kernel, or a file system without support
             continue
-        if part == 0:
+        if count == 0:
             break
-        read_bytes += part
+        read_bytes += count
     return data[:read_bytes]
 
 
@@ -476,9 +478,9 @@ def _scan_copy(data: memoryview, next_offset: int) -> native.ScanResult:
 
 
 def next_sound(path: Path, position: int, following_base: int) -> tuple[int, int]:
-    """(offset, position) at which reading can continue after the bad batch at `position`: the
-    following batch, if the bad one's length leads to a sound one; otherwise the next segment,
-    position -1.
+    """Returns (offset, position) at which reading can continue after the bad batch at `position`:
+    those of the batch to which the bad batch's length leads, if that batch is sound; otherwise the
+    base offset of the next segment, and -1.
     """
     try:
         with open(path, "rb") as file:

@@ -1,5 +1,6 @@
-"""Replicated logs that recovery has cut below records that may have been acknowledged: a flipped
-bit in flushed data looks like a torn write (C5 of native/log/recovery/recovery.h).
+"""Keeps a replica from leading while its log is shortened. Recovery may have cut acknowledged
+records off the log, because a flipped bit in flushed data looks like a torn write (C5 of
+native/log/recovery/recovery.h).
 
 Such a replica may have fewer records than the other replicas assume. A file in its directory marks
 it as shortened until it has caught up. While it is marked:
@@ -34,7 +35,7 @@ def gap_reason(path: Path, missing_from: int, missing_to: int) -> str:
     return (
         f"offsets {missing_from} to {missing_to - 1} are missing in the middle of its log, and another replica may have"
         f" them. Restore the segment from a copy, or move the directory {path} away, both while the broker is down:"
-        " without the directory it copies the partition again from the others"
+        " without the directory this host copies the partition again from the others"
     )
 
 
@@ -72,8 +73,8 @@ class ShortenedState:
         self._in_sync: bool | None = None  # according to the last assignment
 
     def on_assignment(self, assignment: Assignment) -> tuple[Assignment, bool]:
-        """Returns (the assignment for the reactor, whether the partition counts as a replica from
-        now on).
+        """Returns (the assignment for the reactor, whether the replica has caught up, so that it
+        counts as a replica again).
         """
         is_leader = assignment.leader == assignment.node_id
         in_sync = _is_in_sync(assignment)

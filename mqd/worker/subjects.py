@@ -51,7 +51,7 @@ class Subjects:
         self._present: dict[int, tuple[str, str]] = {}  # by the reactor's number: principal, host
         self._generation = rules.generation  # what was sent to the reactor
         self._slots_of = slots_of
-        # changed rules of topics that may take a right away; None: any rules
+        # changed topic rules that may take a right away; None: any rule may have changed
         self._changed: list[AclBinding] | None = []
         self._background_tasks: set[asyncio.Task[None]] = set()
         self._log = logging.get("worker.rights")

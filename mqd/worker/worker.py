@@ -10,7 +10,7 @@ sends it commands and cleans up after it.
 
 Concurrency: one event loop; messages of the controller are applied one after the other under
 `_changes_lock`, except that deletions of records do not delay the messages after them. The shutdown
-holds it too, so it never meets a half-applied change.
+holds the lock too, so no change is half applied at that time.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ from mqd.shm.attach import KeeperClient
 from mqd.shm.credits import Credits
 from mqd.shm.keeper_messages import Death
 from mqd.worker import slow_requests
-from mqd.worker.background import NO_LOG_DIR, Background, unless_hung
+from mqd.worker.background import NO_LOG_DIR, Background, run_unless_hung
 from mqd.worker.catalog import Catalog, Changes
 from mqd.worker.commands import ReactorCommands
 from mqd.worker.compaction import Compactor
@@ -78,7 +78,7 @@ CONNECTIONS_AT_RUN_TIME = 65536  # max.connections can be raised up to this numb
 RETRY_FAILED_S = 3.0
 END_S = 22.0  # the keeper kills the worker after 25 s
 PROBE_S = 2.0
-REACTOR_S = 5.0  # with HANG_S, longer than a healthy reactor takes to end (10 s)
+REACTOR_S = 5.0  # REACTOR_S + HANG_S is longer than a healthy reactor takes to end (10 s)
 
 
 class Worker:
@@ -137,7 +137,7 @@ class Worker:
         timer.daemon = True
         timer.start()
         async with self._changes_lock:
-            tasks_ended = await self._unless_hung("the running tasks", _cancel([*tasks, stop]))
+            tasks_ended = await self._run_unless_hung("the running tasks", _cancel([*tasks, stop]))
             if failure is not None:
                 raise failure  # a bug: no clean shutdown, supervisord restarts the worker
             await self._end(tasks_ended)
@@ -302,16 +302,16 @@ class Worker:
         await self._forwarding.close()
         await self._mover.close()
         await self._controller_commands.close()
-        compacted = tasks_ended and await self._unless_hung("compaction", self._compactor.close())
-        if not await self._unless_hung(
+        compactor_closed = tasks_ended and await self._run_unless_hung("compaction", self._compactor.close())
+        if not await self._run_unless_hung(
             "the reactor", self._background.urgent(NO_LOG_DIR, self._reactor.stop), REACTOR_S
         ):
             await self._log_hung_directories()
             self._exit_without_joining()
         # mark_clean() requires that checkpoints were pruned; a short run may not have done so yet
-        pruned = await self._unless_hung("pruning of checkpoints", self._upkeep.maybe_prune())
+        pruned = await self._run_unless_hung("pruning of checkpoints", self._upkeep.maybe_prune())
         hung = await self._partitions.close_all(self._client.welcome.generation)
-        if hung or not compacted or not pruned:
+        if hung or not compactor_closed or not pruned:
             self._exit_without_joining()
         self._commands.drain()
         self._commands.unwatch()
@@ -321,9 +321,9 @@ class Worker:
         self._local.close()
         self._log.info("stopped")
 
-    async def _unless_hung(self, work_name: str, work: Coroutine[Any, Any, None], extra_s: float = 0.0) -> bool:
+    async def _run_unless_hung(self, work_name: str, work: Coroutine[Any, Any, None], extra_s: float = 0.0) -> bool:
         began_s = asyncio.get_running_loop().time() + extra_s
-        ended = await unless_hung(work, lambda: began_s)
+        ended = await run_unless_hung(work, lambda: began_s)
         if not ended:
             self._log.error("a task does not end: a log directory hangs", what=work_name)
         return ended
@@ -434,7 +434,7 @@ class Worker:
         self._replication.update(self._catalog.cluster, self._cluster_id, self._catalog.broker_config)
         self._forwarding.update(self._catalog.cluster, self._cluster_id)
         self._upkeep.on_applied()
-        if not self._checked_left_behind and self._catalog.caught_up:
+        if not self._checked_left_behind and self._catalog.has_caught_up:
             await self._set_aside_left_behind()
         await self._mover.on_applied(is_image)
         self._version = version
@@ -575,8 +575,8 @@ _VARIABLE = re.compile(r"[:0-9]")
 
 
 def _split_line(text: str) -> tuple[str, str]:
-    """Lines are counted (and rate-limited) by their constant part: the text before the first colon
-    or digit.
+    """Splits a line of the reactor into its constant part, which ends before the first colon or
+    digit, and the rest. Lines are counted (and rate-limited) by the constant part.
     """
     variable = _VARIABLE.search(text)
     if variable is None:

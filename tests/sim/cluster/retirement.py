@@ -327,7 +327,7 @@ class Retirement:
                 if worker is not None and worker not in self._reporter:
                     self._reporter[worker] = self._new_reporter(worker)
                     self.kernel.after(int(TICK_S * SECOND), worker.process, self._look, worker)
-                if worker is not None and worker not in self._checked_left_behind and worker.catalog.caught_up:
+                if worker is not None and worker not in self._checked_left_behind and worker.catalog.has_caught_up:
                     self._checked_left_behind[worker] = None
                     for key in [
                         key

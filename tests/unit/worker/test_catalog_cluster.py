@@ -170,12 +170,12 @@ def test_outdated_metadata_delete_nothing() -> None:
     """
     before = [broker(1), msgspec.structs.replace(broker(2), incarnation=INCARNATION - 1), broker(3)]
     made, _ = catalog(topic(partition()), brokers=before)
-    assert not made.caught_up
+    assert not made.has_caught_up
     changes = made.on_message(PartitionsPut(2, TOPIC, [partition(slot=-1, replicas=(1, 3))]))
     assert changes.delete == [] and [owned.index for owned in changes.close] == [0]
     assert not made.is_left_behind(TOPIC, 0)
     made.on_message(BrokersPut(3, BROKERS))
-    assert made.caught_up and made.is_left_behind(TOPIC, 0) and not made.is_left_behind(b"u" * 16, 0)
+    assert made.has_caught_up and made.is_left_behind(TOPIC, 0) and not made.is_left_behind(b"u" * 16, 0)
     changes = made.on_message(PartitionsPut(4, TOPIC, [partition(slot=9)]))
     assert [owned.slot for owned in changes.open] == [9] and not made.is_left_behind(TOPIC, 0)
 

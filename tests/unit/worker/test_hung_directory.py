@@ -344,7 +344,7 @@ def test_a_compaction_that_hangs_keeps_no_other_directory_from_its_clean_end(
 def upkeep_about_to_prune(here: Here) -> Upkeep:
     kept = object.__new__(Upkeep)
     vars(kept).update(
-        _prune_at=1,
+        _prune_at_version=1,
         _control=SimpleNamespace(metadata_version=1),
         _background=here.set._background,
         _partitions=SimpleNamespace(log_dirs=here.log_dirs, failed_names=list),

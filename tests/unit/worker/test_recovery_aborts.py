@@ -80,7 +80,7 @@ def test_the_partition_is_offline_after_two_attempts(control: native.Control, tm
         opened.partition.close(True)  # type: ignore[attr-defined]
         abort_while_opening(control, SLOT)
     (tmp_path / "last").mkdir()
-    with pytest.raises(OSError, match="aborted its worker 2 times by a broken invariant.*mqd log verify"):
+    with pytest.raises(OSError, match="aborted 2 times while opening it, because of a broken invariant.*mqd log verify"):
         open_one(control, tmp_path / "last")
 
 

@@ -86,7 +86,7 @@ class Set:
 
     def open(self) -> None:
         opened = OpenPartition(self.owned, self.path, 0, None, None)  # type: ignore[arg-type]
-        opened.catching_up = ShortenedState() if shortened.is_marked(self.path) else None
+        opened.shortened_state = ShortenedState() if shortened.is_marked(self.path) else None
         self.partitions.open[self.owned.key] = opened
 
     def assign(self, what: Assignment) -> Assignment:
