@@ -356,7 +356,11 @@ class Producer:
             self._on_connection_lost(flight.node_id, flight.batches, str(error))
             return
         del self._flights[flight.node_id]
-        responses = {(topic.name, one.index): one for topic in response.responses for one in topic.partition_responses}
+        responses = {
+            (topic.name, partition.index): partition
+            for topic in response.responses
+            for partition in topic.partition_responses
+        }
         moved = False
         for batch in flight.batches:
             result = responses.get((batch.topic, batch.partition))

@@ -31,13 +31,13 @@ COLUMNS = {
 }
 
 
-def names(include_headers: bool) -> tuple[str, ...]:
+def column_names(include_headers: bool) -> tuple[str, ...]:
     return tuple(name for name in COLUMNS if include_headers or name != HEADERS)
 
 
 def ddl(include_headers: bool) -> str:
     """The result of DataSource.schema()."""
-    return ", ".join(f"{name} {COLUMNS[name]}" for name in names(include_headers))
+    return ", ".join(f"{name} {COLUMNS[name]}" for name in column_names(include_headers))
 
 
 def requested_columns(schema: Any) -> tuple[str, ...]:

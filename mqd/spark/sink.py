@@ -52,7 +52,7 @@ class BatchRun(NamedTuple):
 
 class TaskResult(WriterCommitMessage):
     """The result of one task attempt. `child`: None if it wrote nothing in a transaction.
-    `dropped`: whether its rows were dropped because the batch had been committed before.
+    `was_dropped`: whether its rows were dropped because the batch had been committed before.
     """
 
     def __init__(
@@ -61,10 +61,10 @@ class TaskResult(WriterCommitMessage):
         child: tuple[int, int] | None,
         row_count: int,
         byte_count: int,
-        dropped: bool = False,
+        was_dropped: bool = False,
     ) -> None:
         self.batch_run, self.child = batch_run, child
-        self.row_count, self.byte_count, self.dropped = row_count, byte_count, dropped
+        self.row_count, self.byte_count, self.was_dropped = row_count, byte_count, was_dropped
 
 
 def batch_writer(options: Mapping[str, str], schema: Any, overwrite: bool) -> MqdBatchWriter:
@@ -96,7 +96,7 @@ def _write(options: SinkOptions, batch_run: BatchRun, batches: Iterator[pyarrow.
         None if outcome.child is None else (outcome.child[0], outcome.child[1]),
         outcome.row_count,
         outcome.byte_count,
-        outcome.dropped,
+        outcome.was_dropped,
     )
 
 
@@ -118,7 +118,7 @@ def _end_batch(
         raise RuntimeError(f"tasks of one batch name {len(batch_runs)} transactions: {sorted(batch_runs)}")
     joint = writing.joint_transaction(options, batch_runs.pop())
     if commit:
-        if any(result.dropped for result in results):
+        if any(result.was_dropped for result in results):
             log.warning(
                 "batch %d of %s was committed before: its repetition is dropped", joint.batch_id, joint.transactional_id
             )

@@ -93,7 +93,7 @@ class MqdReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         from mqd.spark import driver
 
-        return [RangePartition(one) for one in driver.plan_batch(self.options)]
+        return [RangePartition(range_) for range_ in driver.plan_batch(self.options)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         return _read(self.options, self.names, partition)
@@ -140,7 +140,7 @@ class MqdStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._get_progress().report()
 
     def partitions(self, start: dict, end: dict) -> Sequence[InputPartition]:
-        return [RangePartition(one) for one in self._get_progress().plan(start, end)]
+        return [RangePartition(range_) for range_ in self._get_progress().plan(start, end)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         return _read(self.options, self.names, partition)

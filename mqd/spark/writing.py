@@ -26,14 +26,14 @@ BatchRun = tuple[str, int, str]  # transactional id, batch, run
 
 
 class Outcome(NamedTuple):
-    """The result of one task attempt. `child`: None if it wrote in no transaction. `dropped`:
+    """The result of one task attempt. `child`: None if it wrote in no transaction. `was_dropped`:
     whether its rows were dropped because the batch had been committed before.
     """
 
     child: Child | None
     row_count: int
     byte_count: int
-    dropped: bool = False
+    was_dropped: bool = False
 
 
 def joint_transaction(options: SinkOptions, batch_run: BatchRun) -> JointTransaction:
@@ -54,7 +54,7 @@ def write(
     if child is None:
         for _ in others:  # Spark blocks until all its rows are read
             pass
-        return Outcome(None, 0, 0, dropped=True)
+        return Outcome(None, 0, 0, was_dropped=True)
     producer = Producer(options, child, None if transaction is None else transaction.transactional_id)
     try:
         _write_all(options, transaction, child, producer, first, others)

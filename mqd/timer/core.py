@@ -42,7 +42,7 @@ class Progress(NamedTuple):
     end_offset: int  # Y
     last: Entry  # X
 
-    def is_delivered(self, entry: Entry) -> bool:
+    def is_settled(self, entry: Entry) -> bool:
         """Whether the entry was delivered or cancelled."""
         return entry.offset < self.end_offset and entry <= self.last
 
@@ -97,7 +97,7 @@ class Schedule:
                 self._cancel(record.cancelled_offset, due_of)
             if is_late:
                 self._late.append(entry)
-            elif record.due_ms >= 0 and not self.progress.is_delivered(entry):
+            elif record.due_ms >= 0 and not self.progress.is_settled(entry):
                 self.index.add(*entry)
             self.end_offset = record.offset + 1
         return True

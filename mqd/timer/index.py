@@ -231,7 +231,9 @@ class Index:
             taken = self._take(now_ms, count_max)
             pending = taken
             if self._cancelled or self._floor:
-                pending = [one for one in taken if one.offset not in self._cancelled and one.offset >= self._floor]
+                pending = [
+                    entry for entry in taken if entry.offset not in self._cancelled and entry.offset >= self._floor
+                ]
                 self._cancelled.difference_update(entry.offset for entry in taken)
             if pending or not taken:
                 break

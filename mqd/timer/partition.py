@@ -267,7 +267,7 @@ class PartitionTimer:
         soon_ms = _now_ms() + KEPT_MS
         for scheduled, (offset, record) in zip(schedule_records, _offsets_and_records(batch), strict=True):
             # after a takeover without an index, delivered records are read again
-            if not 0 <= scheduled.due_ms < soon_ms or progress.is_delivered(Entry(scheduled.due_ms, offset)):
+            if not 0 <= scheduled.due_ms < soon_ms or progress.is_settled(Entry(scheduled.due_ms, offset)):
                 continue
             if self._kept_bytes < self._kept_bytes_max and offset not in self._kept:
                 self._kept[offset] = record

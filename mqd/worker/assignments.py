@@ -55,7 +55,7 @@ class Settings(msgspec.Struct, frozen=True):
     throttled_replicas: frozenset[str] = frozenset()  # PARTITION:BROKER, or *
 
 
-class Cluster(msgspec.Struct):
+class ClusterView(msgspec.Struct):
     """What assignments are computed from: this host and all brokers. `node_id` -1: not received
     yet.
     """
@@ -81,7 +81,7 @@ def _member(node: int, partition: PartitionImage, brokers: Mapping[int, BrokerIm
     return Member(node, node in partition.in_sync_replicas, eligible, epoch, moving)
 
 
-def settings_of(topic: TopicImage, cluster: Cluster, broker_config: Mapping[str, str]) -> Settings:
+def settings_of(topic: TopicImage, cluster: ClusterView, broker_config: Mapping[str, str]) -> Settings:
     """`broker_config`: the effective configuration of this host (static and dynamic)."""
     effective = topic_effective(broker_config, topic.config)
     return Settings(
@@ -94,7 +94,7 @@ def settings_of(topic: TopicImage, cluster: Cluster, broker_config: Mapping[str,
     )
 
 
-def leader_worker(topic: TopicImage, partition: PartitionImage, cluster: Cluster) -> int:
+def leader_worker(topic: TopicImage, partition: PartitionImage, cluster: ClusterView) -> int:
     """The worker of the leader's host that owns the partition; 0 if there is no leader, or its host
     is unknown.
     """
@@ -106,7 +106,7 @@ def leader_worker(topic: TopicImage, partition: PartitionImage, cluster: Cluster
     )
 
 
-def assignment_of(topic: TopicImage, partition: PartitionImage, cluster: Cluster, settings: Settings) -> Assignment:
+def assignment_of(topic: TopicImage, partition: PartitionImage, cluster: ClusterView, settings: Settings) -> Assignment:
     own_broker = cluster.brokers.get(cluster.node_id)
     return Assignment(
         node_id=cluster.node_id,

@@ -43,7 +43,7 @@ from mqd.cluster.host.messages import (
     TopicPut,
     TopicRemoved,
 )
-from mqd.worker.assignments import Assignment, Cluster, assignment_of, needs_assignment, settings_of
+from mqd.worker.assignments import Assignment, ClusterView, assignment_of, needs_assignment, settings_of
 
 Key = tuple[bytes, int]  # topic id, partition index
 
@@ -91,7 +91,7 @@ class Catalog:
         self._worker = worker
         self._incarnation = incarnation
         self._static_config = dict(static_config or {})
-        self.cluster = Cluster()
+        self.cluster = ClusterView()
         self.assigned: dict[Key, Assignment] = {}  # last sent to the reactor, or about to be
         self.retiring: dict[bytes, None] = {}  # topics with retiring partitions
         self._touched: dict[bytes, None] | None = {}  # topics whose assignments may have changed; None = all
@@ -181,7 +181,7 @@ class Catalog:
 
     def _on_image(self, image: Image) -> Changes:
         published = {topic.topic_id: topic for topic in image.topics}
-        self.cluster = Cluster(
+        self.cluster = ClusterView(
             image.node_id, {broker.node_id: broker for broker in image.brokers}, dict(image.broker_default_config)
         )
         changes = Changes(brokers=self._unfenced_brokers()) if image.node_id >= 0 else Changes()

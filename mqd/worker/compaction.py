@@ -103,7 +103,7 @@ class Compactor:
         self._on_replaced = on_replaced
         self._thread_pool = ThreadPoolExecutor(1, "cleaner", initializer=_lower_priority)
         self._checkpoints: dict[int, CleanerCheckpoint] = {}
-        self._idle: dict[Key, tuple] = {}  # partition -> ends_seen of _examine() when nothing was dirty
+        self._clean_ends: dict[Key, tuple] = {}  # partition -> its ends when nothing was dirty
         self._retry_at: dict[Key, float] = {}
         # partition -> log start at the time of the failure, reason
         self._uncleanable: dict[Key, tuple[int, str]] = {}
@@ -132,7 +132,7 @@ class Compactor:
         while self._current is opened:
             self._skip_pause.set()
             await self._current_released.wait()
-        for by_partition in (self._idle, self._retry_at, self._uncleanable, self._reports):
+        for by_partition in (self._clean_ends, self._retry_at, self._uncleanable, self._reports):
             by_partition.pop(opened.owned.key, None)
 
     async def _run(self) -> None:
@@ -186,7 +186,7 @@ class Compactor:
         view = self._control.slot_view(opened.owned.slot)
         key, log_dir = opened.owned.key, self._partitions.log_dirs[opened.owned.log_dir]
         ends_seen = (view.log_start_offset, view.log_end_segment, id(opened))
-        if self._idle.get(key) == ends_seen:
+        if self._clean_ends.get(key) == ends_seen:
             return None
         try:
             dirty_from = await self._first_dirty(opened)
@@ -211,7 +211,7 @@ class Compactor:
         plan = policies.plan(stored, offsets, opened.compaction, dirty_from, clock.now_ms())
         if plan is None:
             if len(stored) == 1 or (dirty_from is not None and dirty_from >= view.log_end_segment):
-                self._idle[key] = ends_seen  # until the next roll
+                self._clean_ends[key] = ends_seen  # until the next roll
             return None
         self._report_of(opened).dirty_ratio = plan.dirty_ratio
         first = next(number for number, segment in enumerate(stored) if segment.base_offset == plan.bases[0])

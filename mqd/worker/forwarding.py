@@ -26,7 +26,7 @@ from mqd.base import logging
 from mqd.base.config import broker_number
 from mqd.cluster.membership.credentials import Credentials
 from mqd.cluster.membership.handshake import HandshakeFailed, Identity
-from mqd.worker.assignments import Cluster
+from mqd.worker.assignments import ClusterView
 from mqd.worker.commands import ReactorCommands
 from mqd.worker.host_connections import dial
 
@@ -49,7 +49,7 @@ class Forwarding:
         self._timeout_ms = broker_number(config, "replica.socket.timeout.ms")
         self._credentials = credentials
         self._identity: Identity | None = None
-        self._cluster = Cluster()
+        self._cluster = ClusterView()
         # node id -> epoch and address of the incarnation that the reactor has connections to
         self._incarnations: dict[int, tuple[int, str, int]] = {}
         self._dialling: dict[Route, asyncio.Task[None]] = {}
@@ -63,7 +63,7 @@ class Forwarding:
         self._closed = False
         self._log = logging.get("worker.forwarding")
 
-    def update(self, cluster: Cluster, cluster_id: str) -> None:
+    def update(self, cluster: ClusterView, cluster_id: str) -> None:
         """Called after every change of metadata. Ends connections to an earlier run of a host."""
         own_broker = cluster.brokers.get(cluster.node_id)
         self._identity = (

@@ -131,12 +131,12 @@ class Upkeep:
             coroutines.append(
                 self._run_at_ticks(
                     self._periodic_work.ticks(FREE_SPACE_S, self._must_keep_space_free),
-                    partial(self._free_space, log_dir),
+                    partial(self._keep_space_free, log_dir),
                     "retention by free space",
                 )
             )
             coroutines.append(
-                self._run_at_ticks(self._retention_ticks(), partial(self._retention, log_dir), "retention")
+                self._run_at_ticks(self._retention_ticks(), partial(self._apply_retention, log_dir), "retention")
             )
         return coroutines
 
@@ -286,7 +286,7 @@ class Upkeep:
         while True:
             try:
                 # wait_for would lose a cancellation that comes with the event
-                async with asyncio.timeout(pace.seconds(CHECKPOINT_S)):
+                async with asyncio.timeout(pace.wait_s(CHECKPOINT_S)):
                     await wake.wait()
                 # time to flush the rolled segment; there may be more rolls
                 await asyncio.sleep(CHECKPOINT_AFTER_ROLL_S)
@@ -332,7 +332,7 @@ class Upkeep:
             await asyncio.sleep(self._retention_interval_s())
             yield
 
-    async def _retention(self, log_dir: LogDirectory) -> None:
+    async def _apply_retention(self, log_dir: LogDirectory) -> None:
         for opened in [opened for opened in self._partitions.open.values() if opened.owned.log_dir == log_dir.index]:
             if opened.closing or log_dir.failure:
                 continue
@@ -420,7 +420,7 @@ class Upkeep:
         log_dir.timestamps.forget_below(opened.path, first_kept)
         return bool(to_delete)
 
-    async def _free_space(self, log_dir: LogDirectory) -> None:
+    async def _keep_space_free(self, log_dir: LogDirectory) -> None:
         free_target = broker_number(self._partitions.broker_config, "retention.free.bytes")
         if free_target < 0 or log_dir.failure:
             return

@@ -53,7 +53,7 @@ class _Move(msgspec.Struct):
     target: int
     copy: moving.PartitionCopy
     task: asyncio.Task[None] | None = None
-    switching: bool = False  # Y1
+    is_switching: bool = False  # Y1
 
 
 class Mover:
@@ -124,7 +124,7 @@ class Mover:
 
     async def _give_up(self, move: _Move) -> None:
         """Cancels the move, unless it is switching: such a move ends by itself."""
-        if move.switching:
+        if move.is_switching:
             return
         if self._moves.get(move.owned.key) is move:
             del self._moves[move.owned.key]
@@ -221,7 +221,7 @@ class Mover:
         except Exception:
             await self._partitions.apply(self._catalog.reopen([owned.key]))  # Y2
             raise
-        move.switching = True
+        move.is_switching = True
         self._report(move)
 
     def _report(self, move: _Move) -> None:
@@ -232,7 +232,7 @@ class Mover:
 
     def report_again(self) -> None:
         for move in self._moves.values():
-            if move.switching:
+            if move.is_switching:
                 self._report(move)
 
     def hold(self, command: Command) -> bool:
@@ -255,7 +255,7 @@ class Mover:
         failed.
         """
         return slot not in self._partitions.failures and any(
-            move.switching and move.owned.slot == slot for move in self._moves.values()
+            move.is_switching and move.owned.slot == slot for move in self._moves.values()
         )
 
     async def on_applied(self, is_image: bool) -> None:
@@ -269,17 +269,17 @@ class Mover:
             owned = self._catalog.owned.get(key)
             if owned is None:
                 await self._end_unserved(move)
-            elif move.switching and owned.log_dir == move.target:
+            elif move.is_switching and owned.log_dir == move.target:
                 if key in self._partitions.open:  # Y3; otherwise its opening is retried
                     await self._finish(move)
-            elif move.switching and is_image:
+            elif move.is_switching and is_image:
                 self._report(move)
-            elif not move.switching and owned.log_dir != move.owned.log_dir:
+            elif not move.is_switching and owned.log_dir != move.owned.log_dir:
                 await self._give_up(move)
 
     async def _end_unserved(self, move: _Move) -> None:
         """Ends the move because this worker no longer owns the partition."""
-        if not move.switching:
+        if not move.is_switching:
             await self._give_up(move)
             return
         del self._moves[move.owned.key]
@@ -354,7 +354,7 @@ class Mover:
 
     async def close(self) -> None:
         """Called when the worker ends. The next start deletes unfinished copies."""
-        tasks = [move.task for move in self._moves.values() if move.task is not None and not move.switching]
+        tasks = [move.task for move in self._moves.values() if move.task is not None and not move.is_switching]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -50,7 +50,7 @@ _TRANSIENT_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.E
 RECOVERY_ABORTS_MAX = 2
 
 
-class _Opened(msgspec.Struct):
+class _OpenResult(msgspec.Struct):
     owned: OwnedPartition
     path: Path
     partition: native.Partition
@@ -167,9 +167,9 @@ class PartitionSet(OpenPartitions):
             *(self._background.urgent(owned.log_dir, self._open_one, owned, views[owned.key]) for owned in to_open),
             return_exceptions=True,
         )
-        opened: list[_Opened] = []
+        opened: list[_OpenResult] = []
         for owned, result in zip(to_open, results, strict=True):
-            if isinstance(result, _Opened):
+            if isinstance(result, _OpenResult):
                 opened.append(result)
             elif isinstance(result, Exception):
                 self._record_failure(owned, str(result), result)
@@ -178,7 +178,7 @@ class PartitionSet(OpenPartitions):
         await self._make_durable(opened)
         await run_all(self._pass_to_reactor(result) for result in opened)
 
-    def _open_one(self, owned: OwnedPartition, view: native.SlotView) -> _Opened:
+    def _open_one(self, owned: OwnedPartition, view: native.SlotView) -> _OpenResult:
         """Blocking, several at a time."""
         if owned.log_dir >= len(self.log_dirs):
             raise OSError(errno.EINVAL, f"log directory {owned.log_dir} is not in log.dirs")
@@ -219,7 +219,7 @@ class PartitionSet(OpenPartitions):
             self._check_length(owned, path, partition, recovery, view, known_high_watermark)
         elif not owned.has_other_replicas and shortened.is_marked(path):
             self._unmark_shortened(owned.name, path)  # there is no other replica that could have more
-        return _Opened(owned, path, partition, recovery, existed)
+        return _OpenResult(owned, path, partition, recovery, existed)
 
     def _unmark_shortened(self, partition: str, path: Path) -> None:
         """Blocking."""
@@ -330,7 +330,7 @@ class PartitionSet(OpenPartitions):
             return view.high_watermark
         return log_dir.high_watermarks.get((owned.topic, owned.index, owned.topic_id), 0)
 
-    async def _make_durable(self, opened: list[_Opened]) -> None:
+    async def _make_durable(self, opened: list[_OpenResult]) -> None:
         """Makes new directories and the checkpoints durable (N1, N2). If a log directory cannot be
         synced, its new partitions fail: they might be lost in a power cut, together with their
         records.
@@ -364,7 +364,7 @@ class PartitionSet(OpenPartitions):
         """
         return min(recovery.recovery_point_offset, recovery.log_end_offset)
 
-    async def _pass_to_reactor(self, result: _Opened) -> None:
+    async def _pass_to_reactor(self, result: _OpenResult) -> None:
         owned, recovery = result.owned, result.recovery
         try:
             await self._commands.run(self._reactor.partition_open, owned.slot, owned.log_dir, result.partition)

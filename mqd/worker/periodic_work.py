@@ -46,7 +46,7 @@ class PeriodicWork:
         while True:
             self._resumed.clear()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pace.seconds(period_s)):
+                async with asyncio.timeout(pace.wait_s(period_s)):
                     await self._resumed.wait()
             yield
 
@@ -59,7 +59,7 @@ class Pace:
         self._is_needed = is_needed
         self._idle_resumed_count = -1  # resumed_count at the last call, if the reactor was idle then; otherwise -1
 
-    def seconds(self, period_s: float) -> float:
+    def wait_s(self, period_s: float) -> float:
         earlier_count, self._idle_resumed_count = self._idle_resumed_count, -1
         if self._periodic_work.is_idle() and not self._is_needed():
             self._idle_resumed_count = self._periodic_work.resumed_count

@@ -34,7 +34,7 @@ from mqd.cluster.host.images import owner_of
 from mqd.cluster.host.messages import BrokerImage
 from mqd.cluster.membership.credentials import Credentials
 from mqd.cluster.membership.handshake import HandshakeFailed, Identity
-from mqd.worker.assignments import Assignment, Cluster
+from mqd.worker.assignments import Assignment, ClusterView
 from mqd.worker.catalog import Key
 from mqd.worker.commands import ReactorCommands
 from mqd.worker.host_connections import DialledConnection, dial
@@ -134,13 +134,13 @@ class Replication:
         self._identity: Identity | None = None
         self._connections: dict[Route, _Connection] = {}
         self._ended: dict[int, str] = {}  # token -> reason, of connections that ended before their token was known
-        self._rate = 0
+        self._bytes_per_second = 0
         self._command_tasks: set[asyncio.Task[None]] = set()
         self._log = logging.get("worker.replication")
 
     # -- wanted routes ------------------------------------------------------------------------------
 
-    def update(self, cluster: Cluster, cluster_id: str, dynamic_config: Mapping[str, str]) -> None:
+    def update(self, cluster: ClusterView, cluster_id: str, dynamic_config: Mapping[str, str]) -> None:
         """Called after every change of metadata."""
         own_broker = cluster.brokers.get(cluster.node_id)
         self._identity = (
@@ -171,8 +171,8 @@ class Replication:
         """
         rate = broker_number({**self._config, **dynamic_config}, "follower.replication.throttled.rate")
         rate = 0 if rate >= 1 << 62 else max(1, rate // max(1, worker_count))
-        if rate != self._rate:
-            self._rate = rate
+        if rate != self._bytes_per_second:
+            self._bytes_per_second = rate
             self._start_task(self._run(self._reactor.set_fetcher_rate, rate))
 
     def _drop(self, route: Route) -> None:
@@ -291,7 +291,7 @@ class Replication:
             partition_bytes_max=_number(self._config, "replica.fetch.max.bytes"),
             timeout_ms=_number(self._config, "replica.socket.timeout.ms"),
             backoff_ms=_number(self._config, "replica.fetch.backoff.ms"),
-            bytes_per_second_max=self._rate,
+            bytes_per_second_max=self._bytes_per_second,
             tls=tls,
         )
 

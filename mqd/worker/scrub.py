@@ -149,7 +149,7 @@ class _Piece(msgspec.Struct):
     position: int
     next_offset: int
     read_bytes: int
-    at_end: bool
+    is_at_end: bool
     problem: str | None = None
 
 
@@ -175,7 +175,7 @@ class Scrubber:
         self._run_dir = run_dir
         self._pace = Pace(periodic_work, lambda: bool(self._damage))
         self._interval_ms = broker_number(config, "log.scrub.interval.ms")
-        self._rate = broker_number(config, "log.scrub.bytes.per.second")
+        self._bytes_per_second = broker_number(config, "log.scrub.bytes.per.second")
         self._plan = ScrubPlan(self._interval_ms)
         # partition -> its log start and active segment at the last listing
         self._surveyed: dict[Key, tuple[int, int]] = {}
@@ -217,7 +217,7 @@ class Scrubber:
         """While the reactor is idle, a segment may be checked a minute late, unless the interval is
         below 25 s.
         """
-        return self._pace.seconds(survey_s) if survey_s == SURVEY_S_MAX else survey_s
+        return self._pace.wait_s(survey_s) if survey_s == SURVEY_S_MAX else survey_s
 
     # -- survey ------------------------------------------------------------------------------------
 
@@ -318,17 +318,19 @@ class Scrubber:
         piece = _Piece(0, segment[1], 0, False)
         suspect_position = -1
         replacement_count = self._replacement_counts.get(segment[0])
-        while not piece.at_end:
+        while not piece.is_at_end:
             began = time.monotonic()
             piece = await self._background.slow(
                 opened.owned.log_dir, check_piece, path, piece.position, piece.next_offset
             )
             if self._replacement_counts.get(segment[0]) != replacement_count:
                 raise _SegmentChanged  # not the file that the check started with
-            await asyncio.sleep(max(PAUSE_S_MIN, piece.read_bytes / self._rate - (time.monotonic() - began)))
+            await asyncio.sleep(
+                max(PAUSE_S_MIN, piece.read_bytes / self._bytes_per_second - (time.monotonic() - began))
+            )
             if piece.problem is not None and piece.position != suspect_position:  # S3
                 suspect_position = piece.position
-                piece.at_end = False
+                piece.is_at_end = False
                 await asyncio.sleep(CONFIRM_S)
             elif piece.problem is not None:
                 result = await self._describe(segment, opened, path, piece)

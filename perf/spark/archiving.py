@@ -26,10 +26,10 @@ def archive_and_replay(
     session: Any, bootstrap: str, place: Path, partitions: int, broker: Callable[[], float]
 ) -> Iterator[str]:
     from mqd.spark.pipelines.running import run, start
-    from mqd.spark.pipelines.session import defaults
+    from mqd.spark.pipelines.session import default_configuration
     from mqd.spark.pipelines.settings import parse_settings
 
-    for key, value in defaults("local[2]").items():
+    for key, value in default_configuration("local[2]").items():
         if key.startswith("spark.sql.execution."):
             session.conf.set(key, value)
     for text_bytes, count in SIZES.items():

@@ -52,7 +52,7 @@ class Attempt:
                 every = pieces(batch, task)
                 outcome = writing.write(found, place, next(every), every)
                 if not fails:
-                    os.write(writer, b"dropped" if outcome.dropped else b"%d %d" % outcome.child)
+                    os.write(writer, b"dropped" if outcome.was_dropped else b"%d %d" % outcome.child)
             finally:
                 os._exit(0)
         os.close(writer)

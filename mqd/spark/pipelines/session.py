@@ -24,7 +24,7 @@ _LOCAL = re.compile(r"local(?:\[(\d+|\*)(?:,\s*\d+)?\])?")
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 
-def defaults(master: str) -> dict[str, str]:
+def default_configuration(master: str) -> dict[str, str]:
     """Default configuration of a pipeline. Local: no web UI, and as many shuffle partitions as
     cores (Spark's 200 would cost more than the work).
     """
@@ -161,7 +161,7 @@ def session(name: str, master: str, configuration: Mapping[str, str] | None = No
             # the Python that has mqd; Spark would use the first python3 on the PATH
             os.environ.setdefault(variable, sys.executable)
     builder = SparkSession.builder.appName(name).master(master)
-    for key, value in {**defaults(master), **(configuration or {})}.items():
+    for key, value in {**default_configuration(master), **(configuration or {})}.items():
         builder = builder.config(key, value)
     _silence_query_errors()
     try:

@@ -42,7 +42,7 @@ def _late_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _again(monkeypatch: pytest.MonkeyPatch) -> None:
     """X is ignored after a takeover."""
-    monkeypatch.setattr(Progress, "is_delivered", lambda self, entry: False)
+    monkeypatch.setattr(Progress, "is_settled", lambda self, entry: False)
 
 
 def _kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,9 +17,9 @@ from mqd.native.reader import SegmentReader, batches_extent  # noqa: E402
 from mqd.protocol.compression import CODECS  # noqa: E402
 from mqd.protocol.records import Record, decode_records, encode_batch  # noqa: E402
 from mqd.spark.reading import BatchBuilder  # noqa: E402
-from mqd.spark.schema import names  # noqa: E402
+from mqd.spark.schema import column_names  # noqa: E402
 
-ALL = names(include_headers=True)
+ALL = column_names(include_headers=True)
 
 
 def _random_record(rng: random.Random) -> Record:

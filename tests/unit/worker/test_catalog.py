@@ -10,7 +10,7 @@ import msgspec
 from mqd import native
 from mqd.base.listeners import Listener
 from mqd.cluster.host.messages import Image, PartitionImage, TopicImage
-from mqd.worker.assignments import Cluster, settings_of
+from mqd.worker.assignments import ClusterView, settings_of
 from mqd.worker.catalog import Catalog, Changes
 from mqd.worker.open_partitions import OpenPartition
 from mqd.worker.options import listener_flags, log_options, reactor_options, retention_policy
@@ -194,7 +194,7 @@ def test_a_log_flushes_what_replication_counts_as_flushed() -> None:
         asyncio.run(partitions._set_options(opened))
         assert (
             given
-            == [(5, settings_of(reported, Cluster(), broker).flush_on_ack)]
+            == [(5, settings_of(reported, ClusterView(), broker).flush_on_ack)]
             == [(5, internal or config.get("flush.on.ack") == "true")]
         )
         assert partitions._log_options(opened).flush_on_ack == given[0][1], "when it is opened, too"

@@ -16,7 +16,7 @@ import pytest
 from mqd import native
 from mqd.cluster.membership import handshake
 from mqd.cluster.membership.credentials import Credentials
-from mqd.worker.assignments import Cluster
+from mqd.worker.assignments import ClusterView
 from mqd.worker.forwarding import BACKOFF_MS_MAX, Forwarding
 from tests.unit.security.host_files import host
 from tests.unit.worker.test_replication import (
@@ -187,7 +187,7 @@ def test_an_unresolvable_host_is_refused_like_an_unreachable_one(host: str) -> N
     async def scenario() -> None:
         leader = Leader(2)
         async with forwarding(leader) as (subject, reactor):
-            subject.update(Cluster(1, {1: broker(1), 2: broker(2, host=host)}), "cluster")
+            subject.update(ClusterView(1, {1: broker(1), 2: broker(2, host=host)}), "cluster")
             subject.on_requested(requested(2))
             await until(lambda: reactor.refused)
 
@@ -220,7 +220,7 @@ def test_connections_end_with_the_hosts_incarnation() -> None:
             await until(lambda: reactor.removed == [2])
             subject.on_requested(requested(2))
             await until(lambda: len(reactor.put) == 2)
-            subject.update(Cluster(1, {1: broker(1)}), "cluster")  # it was unregistered
+            subject.update(ClusterView(1, {1: broker(1)}), "cluster")  # it was unregistered
             await until(lambda: reactor.removed == [2, 2])
 
     run(scenario())

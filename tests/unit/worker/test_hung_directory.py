@@ -282,7 +282,7 @@ def test_a_compaction_that_hangs_keeps_no_other_directory_from_its_clean_end(
         _skip_pause=asyncio.Event(),
         _current_released=asyncio.Event(),
         _current=None,
-        _idle={},
+        _clean_ends={},
         _retry_at={},
         _uncleanable={},
         _reports={},

@@ -18,26 +18,26 @@ PERIOD_S = 1.0
 def test_the_work_runs_once_more_before_it_pauses() -> None:
     is_idle = [False]
     pace = Pace(PeriodicWork(lambda: is_idle[0]))
-    assert pace.seconds(PERIOD_S) <= PERIOD_S * 1.1
+    assert pace.wait_s(PERIOD_S) <= PERIOD_S * 1.1
     is_idle[0] = True
-    assert pace.seconds(PERIOD_S) <= PERIOD_S * 1.1
-    assert pace.seconds(PERIOD_S) == IDLE_S
+    assert pace.wait_s(PERIOD_S) <= PERIOD_S * 1.1
+    assert pace.wait_s(PERIOD_S) == IDLE_S
 
 
 def test_work_that_arises_meanwhile_runs_before_the_next_pause() -> None:
     periodic_work = PeriodicWork(lambda: True)
     pace = Pace(periodic_work)
-    assert [pace.seconds(PERIOD_S) == IDLE_S for _ in range(2)] == [False, True]
+    assert [pace.wait_s(PERIOD_S) == IDLE_S for _ in range(2)] == [False, True]
     periodic_work.on_resumed()
-    assert [pace.seconds(PERIOD_S) == IDLE_S for _ in range(2)] == [False, True]
+    assert [pace.wait_s(PERIOD_S) == IDLE_S for _ in range(2)] == [False, True]
 
 
 def test_work_that_is_needed_does_not_pause() -> None:
     is_needed = [True]
     pace = Pace(PeriodicWork(lambda: True), lambda: is_needed[0])
-    assert all(pace.seconds(PERIOD_S) < IDLE_S for _ in range(3))
+    assert all(pace.wait_s(PERIOD_S) < IDLE_S for _ in range(3))
     is_needed[0] = False
-    assert [pace.seconds(PERIOD_S) == IDLE_S for _ in range(2)] == [False, True]
+    assert [pace.wait_s(PERIOD_S) == IDLE_S for _ in range(2)] == [False, True]
 
 
 def test_all_work_resumes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ import pytest
 from mqd import native
 from mqd.worker import shortened_log as shortened
 from mqd.worker.catalog import Changes, OwnedPartition
-from mqd.worker.partitions import RECOVERY_ABORTS_MAX, _Opened
+from mqd.worker.partitions import RECOVERY_ABORTS_MAX, _OpenResult
 from tests.unit.worker.test_shortened import Set
 from tests.unit.worker.test_strays import PlainFiles
 
@@ -80,7 +80,9 @@ def test_the_partition_is_offline_after_two_attempts(control: native.Control, tm
         opened.partition.close(True)  # type: ignore[attr-defined]
         abort_while_opening(control, SLOT)
     (tmp_path / "last").mkdir()
-    with pytest.raises(OSError, match="aborted 2 times while opening it, because of a broken invariant.*mqd log verify"):
+    with pytest.raises(
+        OSError, match="aborted 2 times while opening it, because of a broken invariant.*mqd log verify"
+    ):
         open_one(control, tmp_path / "last")
 
 
@@ -106,7 +108,7 @@ def test_a_partition_whose_directory_fails_while_it_is_opened_is_reported(tmp_pa
     made.partitions._catalog = SimpleNamespace(  # type: ignore[assignment]
         topic_of=lambda _owned: SimpleNamespace(config={}), broker_config={}
     )
-    opened = _Opened(OwnedPartition("t", TOPIC, 0, SLOT, 0, 3), made.path, None, native.Recovery(), True)  # type: ignore[arg-type]
+    opened = _OpenResult(OwnedPartition("t", TOPIC, 0, SLOT, 0, 3), made.path, None, native.Recovery(), True)  # type: ignore[arg-type]
     asyncio.run(made.partitions._pass_to_reactor(opened))
     assert "a write failed" in made.partitions.failures[SLOT]
 

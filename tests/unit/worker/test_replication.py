@@ -21,7 +21,7 @@ from mqd.cluster.membership import handshake
 from mqd.cluster.membership.credentials import Credentials
 from mqd.cluster.membership.handshake import Hello, Identity, Refusal
 from mqd.worker import replication
-from mqd.worker.assignments import Assignment, Cluster, Member, assignment_of, settings_of
+from mqd.worker.assignments import Assignment, ClusterView, Member, assignment_of, settings_of
 from mqd.worker.host_connections import DialledConnection
 from mqd.worker.replication import CATCH_UP, IN_SYNC, THROTTLED, Replication, Route, Target, spare_routes, target_routes
 from tests.polling import PATIENCE_S
@@ -99,7 +99,7 @@ def test_replicas_in_sync_are_not_throttled(in_sync: bool, throttled: bool, lane
 def test_throttled_replicas_are_those_in_the_topics_list(listed: str, throttled: list[int]) -> None:
     partitions = [PartitionImage(index, index, 0, 0, 1, 2, [2, 1], [2, 1]) for index in range(3)]
     topic = TopicImage("t", TOPIC, partitions, {"follower.replication.throttled.replicas": listed})
-    reported = Cluster(1, {2: broker(2)})
+    reported = ClusterView(1, {2: broker(2)})
     settings = settings_of(topic, reported, {})
     assert [
         partition.index for partition in partitions if assignment_of(topic, partition, reported, settings).throttled
@@ -230,8 +230,8 @@ async def following(
         await leader.stop()
 
 
-def cluster(leader: Leader, epoch: int = 5, port: int | None = None) -> Cluster:
-    return Cluster(
+def cluster(leader: Leader, epoch: int = 5, port: int | None = None) -> ClusterView:
+    return ClusterView(
         1, {1: broker(1), leader.node_id: broker(leader.node_id, port if port is not None else leader.port, epoch)}
     )
 
@@ -331,7 +331,7 @@ def test_a_replica_that_does_not_lead_receives_nothing(wrong: str, monkeypatch: 
         async with following(leader, one=assignment(2)) as (subject, reactor, _, _):
             if wrong == "identity":
                 leader.node_id = 9
-                reported = Cluster(1, {1: broker(1), 2: broker(2, leader.port)})
+                reported = ClusterView(1, {1: broker(1), 2: broker(2, leader.port)})
             else:
                 reported = cluster(leader, port=1 if wrong == "address" else None)
             subject.update(reported, "cluster", {})
@@ -406,7 +406,7 @@ def test_a_connection_survives_unresolvable_names_and_internal_errors(
 
             subject._connect = counted  # type: ignore[method-assign]
             host = wrong if wrong in NO_NAMES else "127.0.0.1"
-            subject.update(Cluster(1, {1: broker(1), 2: broker(2, leader.port, host=host)}), "cluster", {})
+            subject.update(ClusterView(1, {1: broker(1), 2: broker(2, leader.port, host=host)}), "cluster", {})
             await until(lambda: len(tried) == 3)
             assert len([record for record in caplog.records if "cannot be reached" in record.getMessage()]) == 1
             subject.update(cluster(leader, epoch=6), "cluster", {})
@@ -425,7 +425,7 @@ def test_a_host_that_is_unregistered_while_it_dials_dials_again_when_it_is_back(
             async def unregistered_meanwhile(route: Route, target: Target) -> DialledConnection:
                 made.append(await connect(route, target))
                 if len(made) == 1:
-                    subject.update(Cluster(1, {2: broker(2, leader.port)}), "cluster", {})
+                    subject.update(ClusterView(1, {2: broker(2, leader.port)}), "cluster", {})
                 return made[-1]
 
             subject._connect = unregistered_meanwhile  # type: ignore[method-assign]
@@ -443,7 +443,7 @@ def test_nothing_is_connected_before_this_host_is_registered() -> None:
     async def scenario() -> None:
         leader = Leader(2)
         async with following(leader, one=assignment(2)) as (subject, reactor, _, _):
-            subject.update(Cluster(1, {2: broker(2, leader.port)}), "cluster", {})
+            subject.update(ClusterView(1, {2: broker(2, leader.port)}), "cluster", {})
             await asyncio.sleep(0.1)
             assert (leader.hellos, reactor.put) == ([], [])
             subject.update(cluster(leader), "cluster", {})

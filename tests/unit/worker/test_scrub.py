@@ -163,7 +163,7 @@ def batches(count: int, first: int = 100, step: int = 3) -> list[bytes]:
 def walk(path: Path, base: int) -> tuple[int, int, str | None, int]:
     """(position, next offset, problem, pieces) at the end."""
     piece, count = scrub._Piece(0, base, 0, False), 0
-    while not piece.at_end:
+    while not piece.is_at_end:
         piece = check_piece(path, piece.position, piece.next_offset)
         count += 1
     return piece.position, piece.next_offset, piece.problem, count
