@@ -81,7 +81,7 @@ def test_a_broker_that_restarts_gets_every_row_once(
                     os.kill(pid, signal.SIGKILL)
     producer.flush()
     assert producer.record_count == 24_000
-    assert (connections(found).local_count > 0) == (transport == "auto")
+    assert (connections(found).local_request_count > 0) == (transport == "auto")
     eventually(lambda: sorted(everything(broker, topic)) == list(range(24_000)), "every row once")
 
 
