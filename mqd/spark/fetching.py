@@ -207,8 +207,8 @@ class TcpBatchViews:
         """Raises MqdReadError after poll_timeout_s without records (F4)."""
         if time.monotonic() - self._last_progress_s > self._options.poll_timeout_s:
             raise MqdReadError(
-                f"{self.name}: no records from offset {self.position} on (of {self._range.start} to {self._range.end})"
-                f" within {self._options.poll_timeout_s:g} s: {text or 'the broker returns none'}."
+                f"{self.name}: no records from offset {self.position} on (range {self._range.start} to"
+                f" {self._range.end}) within {self._options.poll_timeout_s:g} s: {text or 'the broker returns none'}."
                 " kafkaConsumer.pollTimeoutMs sets how long to wait"
             )
 

@@ -140,7 +140,9 @@ def test_the_broker_dies_in_the_middle(start_broker: Any, transport: str, monkey
 
 def test_records_that_do_not_arrive_are_reported(broker: Broker, hundred: str) -> None:
     options = _options(broker, hundred, kafkaConsumer__pollTimeoutMs=700)
-    with pytest.raises(MqdReadError, match=f"{hundred}-0: no records from offset 100 on .of 90 to 101. within 0.7 s"):
+    with pytest.raises(
+        MqdReadError, match=f"{hundred}-0: no records from offset 100 on .range 90 to 101. within 0.7 s"
+    ):
         _read(options, Range(hundred, 0, 90, 101, _id(options)))
 
 

@@ -152,7 +152,7 @@ def unsigned(**header) -> bytes:
         (lambda: token(sub="\u00e4" * 128), "names no user: .* at most 255 bytes"),
         (lambda: token(key_id="unknown"), "which https://issuer.example/keys does not have"),
         (lambda: token(key_id=None), "does not have"),
-        (lambda: unsigned(kid="one").encode(), "signed by 'none'"),
+        (lambda: unsigned(kid="one").encode(), "signed with 'none'"),
         (
             lambda: jwt.encode(claims(), "a secret of 32 bytes or more, at least", "HS256", {"kid": "one"}).encode(),
             "HS256",

@@ -158,7 +158,7 @@ def test_a_client_that_repeats_its_nonce_is_distinguished():
     server, peer = exchange(scram.make_verifier("SCRAM-SHA-256", "s3cret")), Client("alice", "s3cret")
     first = step(server, peer.first)
     nonce = first.split(",")[0].removeprefix("r=")
-    refused(server, peer.final(first, nonce=f"abc{nonce}"), "librdkafka does before 2.6.1")
+    refused(server, peer.final(first, nonce=f"abc{nonce}"), "librdkafka before 2.6.1 does")
 
 
 def test_a_final_message_with_another_binding():

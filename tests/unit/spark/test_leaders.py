@@ -224,7 +224,7 @@ def test_a_broker_with_only_invalid_responses(world: World) -> None:
     with pytest.raises(
         MqdReadError,
         match=(
-            "orders-0: no records from offset 0 on .of 0 to 50. within 0.3 s: .*does not respond like a Kafka broker"
+            "orders-0: no records from offset 0 on .range 0 to 50. within 0.3 s: .*does not respond like a Kafka broker"
         ),
     ):
         _read(world, **{"kafkaConsumer.pollTimeoutMs": "300"})
