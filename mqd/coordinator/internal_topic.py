@@ -81,8 +81,8 @@ def _hash_short_name(name: str) -> int:
 
 
 def _hash_long_name(name: str) -> int:
-    """Same result as _hash_short_name. A plain loop over 32767 characters would block the event loop for
-    milliseconds.
+    """Same result as _hash_short_name. A plain loop over 32767 characters would block the event
+    loop for milliseconds.
     """
     import numpy
 

@@ -203,7 +203,7 @@ class LogAppender:
         self._pending_bytes -= append.size_bytes
         if append.future.done():
             return True
-        if redirect >= 0 and append.marker is not None and _is_redirected(append.marker, error):
+        if redirect >= 0 and append.marker is not None and _needs_redirect(append.marker, error):
             self._redirect(append.future, append.marker, error, base_offset, redirect)
         elif error:
             # After a failed write or flush the disk may or may not hold the batch. The next process
@@ -251,7 +251,7 @@ class LogAppender:
         self._pending_bytes = 0
 
 
-def _is_redirected(marker: Marker, error: int) -> bool:
+def _needs_redirect(marker: Marker, error: int) -> bool:
     """Whether a marker for a retired partition must also be written to the partition that takes its
     records. INVALID_PRODUCER_EPOCH means that the retired partition has the marker already; the
     other partition may not have it. Records are redirected only once (D3 of

@@ -53,14 +53,14 @@ class PartitionState:
         self.loaded_epoch = -1
         self.missed: list[MissedEvent] = []  # since that load
         self.lazy_timer: asyncio.TimerHandle | None = None  # fires when lazy Persists must be written
-        self.requests: set[int] = set()
+        self.requests: set[int] = set()  # numbers of the requests that wait for a response
         self.not_before_s = 0.0  # the event loop's time before which the partition is not loaded again
         # the last write to this partition, by this shard or by a discarded predecessor
         self.last_write: InlineCoroutine | None = None
 
     def forget_missed(self) -> None:
-        """Drops the posted events. Called when another host leads the partition, or may have led it:
-        that host has handled them.
+        """Drops the posted events. Called when another host leads the partition, or may have led
+        it: that host has handled them.
         """
         self.loaded_epoch, self.missed = -1, []
 

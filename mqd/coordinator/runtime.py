@@ -50,7 +50,7 @@ from mqd.protocol.errors import ErrorCode
 
 REQUESTS_MAX = 100_000
 MISSED_MAX = 10_000
-# interval between checks: POLL_S growing to POLL_SLOW_S if a partition is unloaded, else POLL_IDLE_S
+# between checks: POLL_S growing to POLL_SLOW_S while a partition is not loaded, else POLL_IDLE_S
 POLL_S, POLL_SLOW_S, POLL_IDLE_S = 0.02, 0.25, 1.0
 FIRST_CHECKS, FIRST_CHECK_S = 1000, 0.005
 LAZY_S = 0.1  # how long lazy Persists wait to be batched with others
@@ -65,9 +65,9 @@ log = logging.get("coordinator")
 
 class Coordinator:
     """`topic`: the internal topic's name. `now_ms`: a clock that never goes back. `carry_out(name,
-    effect, leader_epoch)`: see actions.Effect; may post events. `after_load(core)`: an event that a
-    core receives before it serves any request, or None. `turn`: the turn in which the process
-    handles messages; writes leave at its end.
+    effect, leader_epoch)`: see actions.Effect; may post events. `after_load(core)` returns an
+    event that the core receives before it serves any request, or None. `turn`: the turn in which
+    the process handles messages; writes leave at its end.
     """
 
     def __init__(

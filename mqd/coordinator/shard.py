@@ -82,9 +82,9 @@ class Batch:
 
 
 class WriteUnit:
-    """`is_due`: to be written without the delay for lazy Persists: it has a marker or a Persist
-    that is not lazy, or another unit waits behind it. `core_names`: the cores with records that are
-    not lazy. `waiting`: replies and effects that wait until the unit is written.
+    """`is_due`: is written without the delay for lazy Persists, because it has a marker or a
+    Persist that is not lazy, or because another unit waits behind it. `core_names`: the cores with
+    records that are not lazy. `waiting`: replies and effects that wait until the unit is written.
     """
 
     __slots__ = ("batches", "core_names", "is_due", "waiting")

@@ -37,8 +37,8 @@ class GroupCoreFactory:
         self.make = make
 
     def core_name_of(self, key: bytes) -> str | None:
-        """The group's id. None: a record type that is not loaded. Raises ValueError if the key is
-        malformed.
+        """Returns the id of the record's group. None: records of this type are not loaded. Raises
+        ValueError if the key is malformed.
         """
         key_type = key_type_of(key)
         is_loaded = 0 <= key_type <= GROUP_METADATA or any(

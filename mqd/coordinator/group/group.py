@@ -281,7 +281,7 @@ class Group:
 
     def _on_first_heartbeat(self, event: ConsumerHeartbeat, now_ms: int) -> list[Action]:
         """Handles a heartbeat for a group that is not a consumer group. The group becomes one if
-        the sender joins it, and if it has no members or its members can be converted.
+        the sender joins it and the group has no members, or only members that can be converted.
         """
         classic = self.classic
         if event.message.member_epoch != 0 or self.share is not None or self.streams is not None:

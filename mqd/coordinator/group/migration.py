@@ -26,8 +26,8 @@ from mqd.protocol.messages import JoinGroupResponse, SyncGroupResponse
 
 
 def upgrade(classic: ClassicGroup, cluster: Cluster, now_ms: int) -> ConsumerGroup | None:
-    """Returns a consumer group with the members of the classic group; the records that create it are
-    in its `pending`. None: the group cannot be converted (another protocol type, or unreadable
+    """Returns a consumer group with the members of the classic group; the records that create it
+    are in its `pending`. None: the group cannot be converted (another protocol type, or unreadable
     metadata).
     """
     if classic.protocol_type != CONSUMER_PROTOCOL:

@@ -1,9 +1,9 @@
 """One share-partition at the share coordinator (KIP-932): the state that its leader needs after a
 failover. Sans-I/O.
 
-The group coordinator initializes and deletes the state. The partition's leader reads it,
-stating its leader epoch, and then writes only changes. Every write is one record, an update of the
-last snapshot. After `updates_per_snapshot` updates, the next record is a snapshot; `cold_ms` after the
+The group coordinator initializes and deletes the state. The partition's leader reads it, stating
+its leader epoch, and then writes only changes. Every write is one record, an update of the last
+snapshot. After `updates_per_snapshot` updates, the next record is a snapshot. `cold_ms` after the
 first update, a snapshot is written in any case. The records before a snapshot can be pruned.
 
 Invariants (check())

@@ -104,8 +104,7 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
     """`loaded`: result of LOADING. `progress`: result of READING, None if there is none.
     `progress_end`: the offset from which the log no longer has the records that the progress
     record refers to (they were lost in an unclean election); None if it has all of them.
-    `is_unwanted`: result of WRITING: nothing was written, because these records must not have
-    letters.
+    `is_unwanted`: WRITING has written nothing, because these records must not have letters.
     """
 
     token: int

@@ -143,7 +143,7 @@ class _Reader:
         return self.take(self.varint() - 1 if self.flexible else self.number(_I32)) or b""
 
     def count(self, element_bytes_min: int) -> int:
-        """An array's length. `element_bytes_min`: the least number of bytes that an element takes."""
+        """An array's length. `element_bytes_min`: the minimum size of an element."""
         count = self.varint() - 1 if self.flexible else self.number(_I32)
         if count < 0 or count * element_bytes_min > len(self.data) - self.position:
             raise ValueError(

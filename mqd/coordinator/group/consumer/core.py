@@ -113,7 +113,8 @@ class ConsumerGroup(ModernGroup):
         self.classic = ClassicMembers(self)
         # must become a classic group: no member uses the consumer protocol any more
         self.needs_downgrade = False
-        self._rebalance_since_ms = -1  # when a target was last computed while all members held theirs
+        # when the last rebalance began: a target was computed while all members held the old one
+        self._rebalance_since_ms = -1
         self._assign_after_ms = 0
         self._handlers: dict[type, Callable[[Any, int, list[Action]], None]] = {
             ConsumerHeartbeat: self._on_heartbeat,
@@ -147,8 +148,8 @@ class ConsumerGroup(ModernGroup):
 
     @property
     def rebalance_since_ms(self) -> int:
-        """When a target was last computed while all members held theirs; -1 if the group is not
-        Reconciling. O(members).
+        """When the current rebalance began, that is, when a new target was computed while all
+        members held the old one; -1 if the group is not Reconciling. O(members).
         """
         return self._rebalance_since_ms if self.state_name == "Reconciling" else -1
 

@@ -27,8 +27,8 @@ NOTHING: Partitions = {}
 
 
 class Owners:
-    """Maps each partition to its owner: the member it is assigned to, or that has not released it
-    yet.
+    """Maps each partition to its owner: the member that it is assigned to, or the former owner
+    until it has released the partition.
     """
 
     def __init__(self) -> None:

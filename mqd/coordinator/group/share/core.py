@@ -114,7 +114,8 @@ class ShareGroup(ModernGroup):
         self.admin = offsets.OffsetsAdmin(self)
         self._initializing: dict[int, Partitions] = {}  # token of a request without a response -> its partitions
         self._retry_at_ms = 0  # when the partitions that are still initializing are requested again
-        self._checked_epoch = -1  # group epoch in which every partition was initialized or initializing
+        # in this group epoch every partition is initialized, or its initialization was requested
+        self._checked_epoch = -1
         self._token = 0
         self._handlers: dict[type, Callable[[Any, int, list[Action]], None]] = {
             ShareHeartbeat: self._on_heartbeat,

@@ -26,7 +26,7 @@ class InternalTopic(msgspec.Struct, frozen=True):
 
 
 class CopartitionGroup(msgspec.Struct, frozen=True):
-    """Topics that must have the same number of partitions, as indexes into the subtopology's lists."""
+    """Topics that must have equal partition counts, as indexes into the subtopology's lists."""
 
     source_topics: tuple[int, ...]
     repartition_sources: tuple[int, ...]
