@@ -385,7 +385,7 @@ class Process:
         assert shell is not None
         state = shell.metadata.committed
         log.info(
-            "controller serves",
+            "the controller is ready",
             cluster_id=cluster_id,
             version=state.version,
             topics=len(state.topics),

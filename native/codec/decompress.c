@@ -273,7 +273,7 @@ int64_t mqd_decompress(uint8_t codec, const uint8_t *data, size_t size_bytes, si
     workspace->length = 0;
     int error;
     if (codec == MQD_CODEC_LZ4 && size_bytes > LZ4_FLAGS_AT && !(data[LZ4_FLAGS_AT] & LZ4_FLAG_INDEPENDENT)) {
-        *reason = "its blocks depend on each other, which Java's consumers do not read";
+        *reason = "its blocks depend on each other, which Java's consumers cannot read";
         error = MQD_CODEC_DAMAGED;
     } else {
         error = codec == MQD_CODEC_SNAPPY

@@ -274,8 +274,8 @@ class LocalClients:
             self._hand_over(connection, handoff_packet(hello, uid, pid, principal))
             return
         reason = (
-            f"user id {uid} gets no principal from local.principal.mapping.rules; the client uses TCP, where it can"
-            " authenticate"
+            f"user id {uid} has no principal here: it has no login name, no rule of local.principal.mapping.rules"
+            " applies to it, or it is a super user, who must authenticate; use TCP"
         )
         refuse(connection, native.E_INVALID, reason)
         log.warning("a local client was refused", pid=pid, uid=uid, reason=reason)

@@ -24,8 +24,6 @@ from mqd.security.scram import MECHANISM_NUMBERS, new_decoy_secret, verifier_of
 _MECHANISMS = {number: name for name, number in MECHANISM_NUMBERS.items()}
 TIMEOUT_MS = 30_000  # the request has no timeout field
 Result = AlterUserScramCredentialsResponse.AlterUserScramCredentialsResult
-Deletion = AlterUserScramCredentialsRequest.ScramCredentialDeletion
-Upsertion = AlterUserScramCredentialsRequest.ScramCredentialUpsertion
 
 
 async def handle(
