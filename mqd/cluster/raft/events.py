@@ -263,7 +263,7 @@ class BecameActive(msgspec.Struct, frozen=True):
 
     epoch: int
     next_offset: int
-    previous_epoch: int = -1  # the last earlier epoch in which a leader may have been active; 0 = none
+    previous_epoch: int = -1  # the last earlier epoch in which a leader may have been active; 0 or -1: none
 
 
 class Deposed(msgspec.Struct, frozen=True):

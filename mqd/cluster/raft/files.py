@@ -71,8 +71,9 @@ def read_header(data: bytes, position: int, base_offset: int) -> BatchInfo:
     if len(data) - position < HEADER_BYTES:
         raise CorruptBatch(f"{len(data) - position} bytes are less than a batch header")
     batch = parse_header(data, position, position)
-    if batch.size_bytes > min(BATCH_BYTES_MAX, len(data) - position):
-        raise CorruptBatch(f"a batch of {batch.size_bytes} bytes, but the file has only {len(data) - position} more")
+    size_max = min(BATCH_BYTES_MAX, len(data) - position)
+    if batch.size_bytes > size_max:
+        raise CorruptBatch(f"a batch of {batch.size_bytes} bytes, but at most {size_max} are possible here")
     if batch.base_offset != base_offset:
         raise CorruptBatch(f"base offset {batch.base_offset} where {base_offset} was expected")
     if native.crc32c(data[position + 21 : position + batch.size_bytes]) != batch.crc:

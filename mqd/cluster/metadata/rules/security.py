@@ -24,7 +24,7 @@ from mqd.security import scram
 from mqd.security.acl import AclBinding, Operation, PatternType, Permission, ResourceType
 
 CHANGES_MAX = 100_000  # rules, or filters, in one request
-COMPARISONS_MAX = 1_000_000  # these take a second or two, which is within the controller's lease
+COMPARISONS_MAX = 1_000_000  # these take about a second; the controller's lease is longer (1.5 s by default)
 USER_BYTES_MAX = 255
 SCRAM_MECHANISMS = frozenset(scram.MECHANISM_NUMBERS.values())
 _Decision = tuple[messages.Response, str | None, list[Record]]
