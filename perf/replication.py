@@ -23,6 +23,7 @@ import argparse
 import datetime
 import json
 import statistics
+import textwrap
 import sys
 import tempfile
 import time
@@ -372,11 +373,15 @@ def _points_table(points: list[dict]) -> str:
     return markdown_table(headings, map(row, points), right=range(1, 8))
 
 
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
+
+
 def _latency_lines(result: dict) -> list[str]:
     half = next(point for point in result["paced"] if point["share"] == 1 / 2)
     verdict = Figure("p99", "µs", half.get("all_p99_us", [half["p99_us"]]), target=LATENCY_TARGET_US).verdict
     return [
-        (
+        _wrapped(
             f"Latency with the load generator ({BATCHED}) at fractions of the rate that it reached (target at 1/2: p99"
             f" ≤ 5 ms: {verdict}); latencies count from when a batch was due. Figures of the run with the median p99;"
             " in parentheses the lowest and the highest p99 of all runs:"
@@ -384,7 +389,7 @@ def _latency_lines(result: dict) -> list[str]:
         "",
         _points_table(result["paced"]),
         "",
-        (
+        _wrapped(
             f"librdkafka writes {number(result['latency']['maximum'])} records/s at most, to six partitions that three"
             " brokers lead, on the same two cores. At fractions of that, while a consumer reads:"
         ),
@@ -421,7 +426,7 @@ def block(result: dict, figures: Figures) -> str:
     waited = statistics.median(share for way in turns.values() for turn in way for share in turn["waited"])
     return "\n".join(
         [
-            (
+            _wrapped(
                 f"{result['machine']['cpu']}, {result['machine']['cores']} cores; the workers of brokers 1, 2, 3 on CPU"
                 f" {result['cpus']}; {result['date'][:10]}; medians of {len(turns[BATCHED])} runs. For each second"
                 f" that a worker ran it waited {waited:.2g} s for its CPU, because of the other workers and other load."
@@ -434,7 +439,7 @@ def block(result: dict, figures: Figures) -> str:
             ),
             "",
             *(_latency_lines(result) if "latency" in result else ()),
-            (
+            _wrapped(
                 f"A record with three replicas, in batches of {BATCH_RECORDS}, costs"
                 f" {number(costs.record(3, BATCH_RECORDS, 1.0))} CPU-µs on all hosts together. Two such cores,"
                 f" used by brokers only, carry {number(both)} records/s, **{_percent(both / DESIGN_RATE)}** of the"

@@ -102,7 +102,7 @@ def test_the_page_has_results_and_conclusions() -> None:
     )
     assert "| three replicas: leader, one record a batch | 4.2 | 4.2–4.2 | 1.83 (1.83–1.83) | ≤ 1.4: missed |" in page
     assert "| 1/2 | 60,000 | 2 | 4.9 | 9 | 0.1 | 90 % | 40 % |" in page
-    assert "(target at 1/2: p99 ≤ 5 ms: reached)" in page
+    assert "(target at 1/2: p99 ≤ 5 ms: reached)" in " ".join(page.split())
     turns = {
         **_result(),
         "paced": [
@@ -110,7 +110,7 @@ def test_the_page_has_results_and_conclusions() -> None:
         ],
     }
     assert "| 1/2 | 60,000 | 2 | 5.1 (3–40) | 9 | 0.1 | 90 % | 40 % |" in block(turns, shipped_figures())
-    assert "(target at 1/2: p99 ≤ 5 ms: missed)" in block(turns, shipped_figures())
+    assert "(target at 1/2: p99 ≤ 5 ms: missed)" in " ".join(block(turns, shipped_figures()).split())
     assert "librdkafka" not in block(
         {name: value for name, value in _result().items() if name != "latency"}, shipped_figures()
     )
