@@ -436,8 +436,8 @@ int mqd_batch_decode(const uint8_t *bytes, uint64_t available_bytes, struct mqd_
 /* Parses record_count uncompressed records that must fill size_bytes exactly. Returns how many have
  * no key; `unkeyed` then has the indexes within the batch of the first unkeyed_count_max of them.
  * Returns -1 - i if record i cannot be parsed, with `reason` (static text). */
-int32_t mqd_records_unkeyed(const uint8_t *records, uint64_t size_bytes, int32_t record_count, int32_t *unkeyed,
-                            uint32_t unkeyed_count_max, const char **reason);
+int32_t mqd_records_validate(const uint8_t *records, uint64_t size_bytes, int32_t record_count, int32_t *unkeyed,
+                             uint32_t unkeyed_count_max, const char **reason);
 
 /* Byte positions in `data` of the key and value of one record in a plain batch (uncompressed, not
  * transactional, not control); size -1 = null. */

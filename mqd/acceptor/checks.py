@@ -122,7 +122,7 @@ def check_records(
         if codec == LZ4 and len(body) > _LZ4_FLAGS_AT and not body[_LZ4_FLAGS_AT] & _LZ4_INDEPENDENT:
             raise ProtocolError("the LZ4 blocks depend on each other, and Java consumers cannot read such batches")
         records = decompress(codec, body)
-        unkeyed_count, unkeyed = native.records_unkeyed(records, header.record_count, native.RECORD_ERROR_COUNT_MAX)
+        unkeyed_count, unkeyed = native.validate_records(records, header.record_count, native.RECORD_ERROR_COUNT_MAX)
     except (ProtocolError, ValueError) as error:
         message = str(error).encode()[:MESSAGE_BYTES_MAX]
         return CheckResult(int(ErrorCode.INVALID_RECORD), _REFUSAL.pack(0, 0, len(message)) + message)

@@ -21,8 +21,8 @@ from mqd.native.batches import WalkStop as WalkStop
 from mqd.native.batches import batch_decode as batch_decode
 from mqd.native.batches import batch_validate as batch_validate
 from mqd.native.batches import crc32c as crc32c
-from mqd.native.batches import records_unkeyed as records_unkeyed
 from mqd.native.batches import segment_scan as segment_scan
+from mqd.native.batches import validate_records as validate_records
 from mqd.native.compacting import CompactFigures as CompactFigures
 from mqd.native.compacting import CompactGroup as CompactGroup
 from mqd.native.compacting import Compaction as Compaction

@@ -139,9 +139,9 @@ class RecordPositions:
         return WalkStop(walk.stop), walk.position, walk.next_offset, positions
 
 
-def records_unkeyed(records: Any, record_count: int, unkeyed_count_max: int) -> tuple[int, list[int]]:
-    """Finds the records without a key in uncompressed `records`. Returns how many there are, and
-    the indexes of at most the first `unkeyed_count_max`. Raises ValueError if the bytes are not
+def validate_records(records: Any, record_count: int, unkeyed_count_max: int) -> tuple[int, list[int]]:
+    """Parses uncompressed `records`. Returns how many of them have no key, and the indexes of at
+    most the first `unkeyed_count_max` of those. Raises ValueError if the bytes are not
     `record_count` records.
     """
     memory, unkeyed, reason = (
@@ -149,7 +149,7 @@ def records_unkeyed(records: Any, record_count: int, unkeyed_count_max: int) -> 
         ffi.new("int32_t[]", unkeyed_count_max),
         ffi.new("const char **"),
     )
-    count = lib.mqd_records_unkeyed(memory, len(memory), record_count, unkeyed, unkeyed_count_max, reason)
+    count = lib.mqd_records_validate(memory, len(memory), record_count, unkeyed, unkeyed_count_max, reason)
     if count < 0:
         raise ValueError(ffi.string(reason[0]).decode())
     return count, list(unkeyed[0 : min(count, unkeyed_count_max)])

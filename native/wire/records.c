@@ -76,8 +76,8 @@ static const char *skip_record(struct walk *walk, int32_t index, bool *has_key)
     return NULL;
 }
 
-int32_t mqd_records_unkeyed(const uint8_t *records, uint64_t size_bytes, int32_t record_count, int32_t *unkeyed,
-                            uint32_t unkeyed_count_max, const char **reason)
+int32_t mqd_records_validate(const uint8_t *records, uint64_t size_bytes, int32_t record_count, int32_t *unkeyed,
+                             uint32_t unkeyed_count_max, const char **reason)
 {
     struct walk walk = {records, records + size_bytes};
     int32_t count = 0;

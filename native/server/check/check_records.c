@@ -28,7 +28,7 @@
 bool mqd_check_always_by_acceptor;
 
 struct check_result {
-    int32_t count; /* what mqd_records_unkeyed returned */
+    int32_t count; /* what mqd_records_validate returned */
     int32_t unkeyed[MQD_RECORD_ERROR_COUNT_MAX];
     int32_t error; /* enum mqd_codec_error, or 0 */
     const char *reason;
@@ -141,8 +141,8 @@ static void decompress_and_check(uint8_t codec, const uint8_t *bytes, uint32_t s
             return;
         }
     }
-    result->count = mqd_records_unkeyed(bytes, (uint64_t)records_bytes, record_count, result->unkeyed,
-                                        MQD_RECORD_ERROR_COUNT_MAX, &result->reason);
+    result->count = mqd_records_validate(bytes, (uint64_t)records_bytes, record_count, result->unkeyed,
+                                         MQD_RECORD_ERROR_COUNT_MAX, &result->reason);
 }
 
 /* Runs on a thread of the pool. */

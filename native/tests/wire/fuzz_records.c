@@ -48,7 +48,7 @@ static void walk_records(const uint8_t *data, size_t size)
         walked++;
     }
     int32_t admitted =
-        mqd_records_unkeyed(bytes + MQD_BATCH_HEADER_BYTES, length, batch.record_count, unkeyed, 4, &reason);
+        mqd_records_validate(bytes + MQD_BATCH_HEADER_BYTES, length, batch.record_count, unkeyed, 4, &reason);
     /* what was let in can be compacted */
     require(admitted < 0 ? reason != NULL : more == 0 && unkeyed_count == admitted);
     struct mqd_record_location places[PLACE_COUNT];

@@ -67,11 +67,11 @@ def test_a_decompression_bomb_is_refused() -> None:
 
 def test_plain_records_natively() -> None:
     plain = batch([b"a", None], "none")[HEADER_BYTES:]
-    assert native.records_unkeyed(plain, 2, 64) == (1, [1])
-    assert native.records_unkeyed(b"", 0, 64) == (0, [])
+    assert native.validate_records(plain, 2, 64) == (1, [1])
+    assert native.validate_records(b"", 0, 64) == (0, [])
     for wrong, count in ((plain, 1), (plain, 3), (plain[:-1], 2), (plain + b"\0", 2)):
         with pytest.raises(ValueError, match="record"):
-            native.records_unkeyed(wrong, count, 64)
+            native.validate_records(wrong, count, 64)
 
 
 class Coordinator:

@@ -85,4 +85,4 @@ def test_sections_of_a_batch() -> None:
     found = sections(records)
     assert [delta for delta, _ in found] == [3 * n for n in range(200)]
     assert all(b"%d" % n in one for n, (_, one) in enumerate(found))
-    assert batches.records_unkeyed(bytes(encode_batch(records)[HEADER_BYTES:]), 200, 1)[0] == 200
+    assert batches.validate_records(bytes(encode_batch(records)[HEADER_BYTES:]), 200, 1)[0] == 200
