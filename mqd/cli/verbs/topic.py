@@ -194,7 +194,7 @@ def describe(settings: Settings, name: str) -> None:
     base = configs.get(VIEW_OF)
     click.echo(
         f"topic {name}: {len(partitions)} partition{'s' * (len(partitions) != 1)}, {replicas}"
-        f" replica{'s' * (replicas != 1)}, {offset_count} offsets in use"
+        f" replica{'s' * (replicas != 1)}, at most {offset_count} record{'s' * (offset_count != 1)}"
         + (f"; a view: partitions, replicas and offsets are those of {base}" if base else "")
     )
     for key, value in configs.items():
@@ -447,8 +447,9 @@ class _RetirementOutput:
             )
         if records_left is not None:
             click.echo(
-                f"{records_left} record{'s' * (records_left != 1)} in them are left for retention to delete; then the"
-                f" partitions are removed (mqd topic retire-partitions {state.topic} --status, or --wait)"
+                f"retention still has to delete {records_left} record{'s' * (records_left != 1)} from the retired"
+                f" partition{'s' * (len(state.retired) != 1)}; then the partitions are removed"
+                f" (mqd topic retire-partitions {state.topic} --status, or --wait)"
             )
 
 

@@ -79,11 +79,11 @@ def test_create_describe_and_delete_a_topic(mqd):
         (p["partition"], p["log_start_offset"], p["high_watermark"], p["in_sync_replicas"])
         for p in described["partitions"]
     ] == [(0, 0, 0, [1]), (1, 0, 2, [1]), (2, 0, 0, [1])]
-    assert "3 partitions, 1 replica, 2 offsets in use\n" in mqd("topic", "describe", "life")[1]
+    assert "3 partitions, 1 replica, at most 2 records\n" in mqd("topic", "describe", "life")[1]
     view = ("-c", "view.of=life", "-c", "view.filter=tag = 'a'")
     assert mqd("topic", "create", "some", *view)[0] == 0
     described_view = mqd("topic", "describe", "some")[1]
-    assert "2 offsets in use; a view: partitions, replicas and offsets are those of life\n" in described_view
+    assert "at most 2 records; a view: partitions, replicas and offsets are those of life\n" in described_view
     assert "view.filter=tag = 'a'\n" in described_view
     assert mqd("topic", "delete", "some")[0] == 0
     code, output, error = mqd("topic", "delete", "no-such-topic", "life")
