@@ -245,7 +245,7 @@ controller.quorum.fetch.timeout.ms: int >=200 <=60000 = 2000
     three quarters of this time.
 replica.lag.time.max.ms: long >=100 <=INT_MAX dynamic = 30000
     A follower that has not caught up with its leader for this long leaves the in-sync set. It
-    rejoins only if it was last caught up within half of this time. The value on the leader's host
+    rejoins only if it was caught up at most half of this time ago. The value on the leader's host
     applies.
 replica.fetch.wait.max.ms: int >=1 <=60000 = 500
     How long a leader may delay its response to a follower that has all records.

@@ -24,8 +24,8 @@
  *        partition epoch arrives or the proposal is definitively refused (R5). One proposal is
  *        outstanding at a time; its sequence increases by one whenever the content changes and
  *        stays the same when the proposal is repeated (R6b).
- *   R-4  a follower that joins has reached the high watermark and the epoch's start, has caught up
- *        within half of lag_ms_max, has fetched in this epoch, and is eligible under the broker
+ *   R-4  a follower that joins has reached the high watermark and the epoch's start, was caught up
+ *        at most half of lag_ms_max ago, has fetched in this epoch, and is eligible under the broker
  *        epoch it fetched with (R7).
  *   R-5  a node whose metadata does not yet include its own registration leads no partition and
  *        answers no fetch (R10).
@@ -46,7 +46,7 @@
 #define MQD_REPLICA_COUNT_MAX 16
 #define MQD_REPLICA_NO_RECORD_BOUND -1
 /* acks_replicas: a member is slow when a record has waited for it for this long. It is swapped with
- * a spare (an eligible replica outside the set) that has caught up within half that time. */
+ * a spare (an eligible replica outside the set) that was caught up at most half that time ago. */
 #define MQD_REPLICA_SLOW_MS 100
 #define MQD_REPLICA_HOLD_MS 2000 /* records wait this long for a spare when too few replicas are in sync */
 #define MQD_REPLICA_SWAP_MS 1000 /* between two swaps */
