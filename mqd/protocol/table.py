@@ -78,7 +78,7 @@ NOTES = """
   client in MessagePack: the `uid` and `pid` of its process, and the principal and address with
   which its host authorizes it. `client_host_address` is the address of the client's host, which
   descriptions of groups show. The contained request has that client's permissions. With `is_host`,
-  the request comes from the host itself, which writes dead letters, and has all permissions.
+  the request is the host's own (the host writes dead letters) and has all permissions.
 * **ReadShareGroupState** has a tagged field of mqd's own, number 9100. It contains the offsets at
   which the leader epochs of the reader's log begin; its last entry, with epoch 2147483647, has the
   end of the log. If the request has a newer leader epoch, the coordinator discards the state of
