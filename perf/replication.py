@@ -23,9 +23,9 @@ import argparse
 import datetime
 import json
 import statistics
-import textwrap
 import sys
 import tempfile
+import textwrap
 import time
 from pathlib import Path
 from typing import NamedTuple
