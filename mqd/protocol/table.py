@@ -143,8 +143,8 @@ NOTES = """
   resource supports. The permissions that each request needs are in `mqd/acceptor/rights.py`.
 * **CreatePartitions** (from 2 on) has a tagged field of mqd's own, number 9100, in each topic. In a
   request, 1 retires the partitions from `count` on; 2 does so even if keys move between the
-  remaining partitions; 3 lets the producers that wait at sealed partitions continue; 4 only queries the
-  state. The response to each of these has a field of the same number. It contains the current
+  remaining partitions; 3 lets the producers that wait at sealed partitions continue; 4 only queries
+  the state. The response to each of these has a field of the same number. It contains the current
   `step`, whether this host's workers have applied it (`applied`), how many partitions remain, and
   for each retired partition the partition that takes its records, with that partition's leader and
   leader epoch. The steps are 0 (no partition is being retired), 1 (the retired partitions are moved
