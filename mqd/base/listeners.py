@@ -22,7 +22,7 @@ class Listener(msgspec.Struct, frozen=True):
     name: str
     host: str  # "" = all interfaces
     port: int  # 0 = a free one
-    protocol: str = "PLAINTEXT"  # of PROTOCOLS
+    protocol: str = "PLAINTEXT"  # one of PROTOCOLS
 
     @property
     def has_tls(self) -> bool:
@@ -161,8 +161,8 @@ def _check_listener(config: Mapping[str, str], listener: Listener, protocol: str
 
 
 def advertised_listeners(config: Mapping[str, str]) -> dict[str, Listener]:
-    """Returns listener name -> the address announced to clients. A listener that is missing
-    announces the address that the client used.
+    """Returns listener name -> the address announced to clients. For a listener that is not
+    in the result, the broker announces the address that the client connected to.
     """
     advertised: dict[str, Listener] = {}
     for listener in _client_listeners(config, "advertised.listeners"):
