@@ -30,9 +30,11 @@ class GroupSample(NamedTuple):
 
 
 class Advice(NamedTuple):
-    """Rates (`records_in_s`, `records_read_s`, `member_reads_s`) in records per second; None: not
-    known. `member_reads_s`: the capacity of a member. `to_hold`, `to_catch_up`: members needed to
-    keep up, or to catch up. `hot`: partitions that receive more records than one member can read.
+    """The fields are those of the JSON output. `records_in_s`, `records_read_s`, `member_reads_s`:
+    records per second that are written, that the group reads, and that a busy member can read.
+    `to_hold`: how many members keep up with the write rate. `to_catch_up`: how many also read the
+    backlog in the given time. None: not known. `hot`: partitions that receive more records than a
+    single member can read.
     """
 
     seconds: float
@@ -176,7 +178,7 @@ def _partition_lines(advice: Advice) -> list[str]:
         names = ", ".join(f"{topic}-{index}" for topic, index in advice.hot[:5])
         more = f" and {len(advice.hot) - 5} more" if len(advice.hot) > 5 else ""
         lines.append(
-            f"more members do not help {names}{more}: one partition gets more than one member can read. Make the"
-            " processing of a record cheaper, or spread the keys over more partitions"
+            f"more members do not help {names}{more}: a single partition receives more records than a single member"
+            " can read. Make the processing of a record cheaper, or spread the keys over more partitions"
         )
     return lines
