@@ -37,7 +37,7 @@ def abort(settings: Settings, form: Form) -> Change:
         producer, coordinator_view = txns.find_open_transaction(cluster, topic, index, offset, None)
     effects = [
         f"The transaction of producer id {producer.producer_id} that begins at {topic}-{index} offset {offset} is"
-        " aborted: readers of committed records pass it and do not see its records."
+        " aborted: read_committed consumers skip its records."
     ]
     if coordinator_view is not None and coordinator_view.state == "Ongoing":
         effects.append(
@@ -49,8 +49,9 @@ def abort(settings: Settings, form: Form) -> Change:
     if txns.maybe_committed(coordinator_view, producer):
         assert coordinator_view is not None
         effects.append(
-            f"{coordinator_view.transactional_id} may have committed it, and its marker may have been lost in a power"
-            " failure: once it is aborted, readers of committed records never see its records in this partition."
+            f"{coordinator_view.transactional_id} may already have committed it, and this partition may have lost the"
+            " marker in a power failure (possible if the topic has flush.on.ack=false): once the transaction is"
+            " aborted, read_committed consumers will never see its records in this partition."
         )
 
     def apply() -> None:

@@ -112,9 +112,7 @@ def list_(settings: Settings, states: tuple[str, ...], longer_than: int | None, 
         ]
         emit_table(("TRANSACTIONAL ID", "STATE", "OPEN FOR", "PRODUCER ID", "EPOCH", "PARTITIONS"), rows)
     elif not unavailable:
-        click.echo(
-            "there is no such transaction" if states or longer_than is not None else "there is no transactional id"
-        )
+        click.echo("no such transactions" if states or longer_than is not None else "no transactional ids")
 
 
 def _transaction_json(transaction: "Transaction") -> dict[str, Any]:
@@ -160,8 +158,8 @@ def _show_hanging(settings: Settings, open_producers: "list[OpenProducer]") -> N
         emit_table(("TOPIC", "PARTITION", "START OFFSET", "PRODUCER ID", "EPOCH", "SILENT FOR"), rows)
         first = open_producers[0]
         click.echo(
-            f"readers of committed records wait there; mqd txn abort {first.topic} {first.partition}"
-            f" {first.start_offset} --execute ends the first"
+            "read_committed consumers are blocked at these offsets; to abort the first transaction:"
+            f" mqd txn abort {first.topic} {first.partition} {first.start_offset} --execute"
         )
     else:
         click.echo("no transaction hangs")
@@ -329,9 +327,10 @@ def _abort_in_partition(
         )
     if coordinator_view is not None and txns.maybe_committed(coordinator_view, open_producer):
         consequences += (
-            f". It may be the last commit of {coordinator_view.transactional_id}, whose marker was lost in a power"
-            " failure (a topic with flush.on.ack=false): once it is aborted, readers of committed records never see it"
-            " here. mqd cat -C -X isolation.level=read_uncommitted shows its records"
+            f". {coordinator_view.transactional_id} may already have committed it, and this partition may have lost"
+            " the marker in a power failure (possible if the topic has flush.on.ack=false): once the transaction is"
+            " aborted, read_committed consumers will never see its records in this partition. To see them:"
+            " mqd cat -C -X isolation.level=read_uncommitted"
         )
     click.echo(
         f"aborted {description}{consequences}"
