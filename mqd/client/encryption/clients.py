@@ -46,7 +46,7 @@ def with_sealing(produce: Callable[..., None], sealer: Sealer, default_report: A
         topic, value=None, key=None, partition=-1, callback=None, on_delivery=None, timestamp=0, headers=None
     ) -> None:
         report = callback or on_delivery
-        if value is not None and isinstance(topic, str) and sealer.name_to_bind(topic) is not None:
+        if value is not None and isinstance(topic, str) and sealer.seals(topic):
             value, key = columns.to_bytes(value, 2), columns.to_bytes(key, 3)
             report = report or default_report
             if callable(report):

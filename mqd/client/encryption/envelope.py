@@ -3,8 +3,8 @@
     0       3   magic ff 6d 71
     3       1   version 01
     4       1   codec of the value, Kafka's number: 0 none, 1 gzip, 2 snappy, 3 lz4, 4 zstd
-    5       1   K, bytes of the key id, at least 1
-    6       2   W, bytes of the wrapped data key, 1 to 4096, big endian
+    5       1   K, length of the key id in bytes, at least 1
+    6       2   W, length of the wrapped data key in bytes, 1 to 4096, big endian
     8       K   key id, UTF-8: the key-encryption key that wraps the data key
     8+K     W   the data key, wrapped by the provider
             16  SHA-256 of the record's key, cut to 16 bytes; zeros without a key
@@ -130,7 +130,8 @@ def open_sealed(cipher: AESGCM, data: bytes, head_size: int, topic: bytes, key: 
         plaintext = cipher.decrypt(data[digest_end:start], memoryview(data)[start:], data[:digest_end] + topic)
     except InvalidTag:
         raise PayloadError(
-            "it was changed, or sealed for another topic (encryption.topic.names gives the original name of a copy)"
+            "it was changed, or sealed for another topic (if this topic is a copy, map it to the original topic's name"
+            " with encryption.topic.names)"
         ) from None
     return plaintext if not data[4] else _decompress_value(data[4], plaintext)
 
@@ -138,7 +139,7 @@ def open_sealed(cipher: AESGCM, data: bytes, head_size: int, topic: bytes, key: 
 def _decompress_value(codec: int, plaintext: bytes) -> bytes:
     """Decompresses a value (E2)."""
     if len(plaintext) < _SIZE.size:
-        raise PayloadError("it is cut off before its size")
+        raise PayloadError("it is cut off in the size of the value")
     size = _SIZE.unpack_from(plaintext)[0]
     if size > VALUE_BYTES_MAX:
         raise PayloadError(f"its stated size is {size} bytes, more than the maximum of {VALUE_BYTES_MAX}")

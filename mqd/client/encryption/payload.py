@@ -71,6 +71,10 @@ class Sealer:
             self._names_to_bind[topic] = self._settings.name_to_bind(topic)
         return self._names_to_bind[topic]
 
+    def seals(self, topic: str) -> bool:
+        """Whether the topic is encrypted."""
+        return self.name_to_bind(topic) is not None
+
     def seal(self, topic: str, key: bytes | None, value: bytes) -> bytes:
         """Returns the value unchanged if the topic is not encrypted. Raises PayloadError."""
         name = self.name_to_bind(topic)
