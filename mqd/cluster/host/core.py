@@ -109,7 +109,7 @@ class HostCore(TopicImages):
         lost_partitions: list[Partition] = []
         used_slots: set[int] = set()
         seen_slots: dict[Partition, SlotSeen] = {}
-        awaited: dict[int, dict[Partition, int]] = {}
+        lost_epochs: dict[int, dict[Partition, int]] = {}
         for seen in event.slots:
             used_slots.add(seen.slot)
             partition = (seen.topic_id, seen.index)
@@ -123,7 +123,7 @@ class HostCore(TopicImages):
             if not seen.stale or state.leader == self.node_id or is_ahead:
                 seen_slots[partition] = seen
                 if seen.stale:
-                    awaited.setdefault(seen.owner, {})[partition] = seen.leader_epoch
+                    lost_epochs.setdefault(seen.owner, {})[partition] = seen.leader_epoch
             if seen.stale and state.leader == self.node_id:
                 lost_partitions.append(partition)
         self._adopt_torn_slots(event, used_slots)
@@ -133,7 +133,7 @@ class HostCore(TopicImages):
         with paused():
             for topic in event.state.topics.values():
                 actions += self._put_topic(topic, seen_slots)
-        self._awaited_epochs = awaited
+        self._lost_epochs = lost_epochs
         if lost_partitions:
             actions.append(RaiseEpochs(tuple(lost_partitions)))
         return actions + self._free_retired() + self._release_held_workers() + self._maybe_report_applied()
@@ -288,7 +288,7 @@ class HostCore(TopicImages):
             self._generations[index] = event.subscribe.generation
             self._live_workers.add(index)
         subscriber = self._subscribers[event.client] = Subscriber(event.client, role, index)
-        if role == "worker" and index in self._awaited_epochs:
+        if role == "worker" and index in self._lost_epochs:
             subscriber.held = True
             return actions
         return [*actions, Send(event.client, self._full_image(role))]
@@ -348,14 +348,14 @@ class HostCore(TopicImages):
             actions += self._drop_subscriber(client)
         self._slots.on_worker_death(index)
         lost_partitions: list[Partition] = []
-        awaited = self._awaited_epochs.pop(index, {})  # if the worker was still held: those of its predecessor
+        lost_epochs = self._lost_epochs.pop(index, {})  # if the worker was still held: those of its predecessor
         for image in self._images.values():
             for partition in image.partitions:
                 key = (image.topic_id, partition.index)
                 if partition.owner == index and partition.leader == self.node_id:
                     lost_partitions.append(key)
-                    awaited[key] = max(partition.leader_epoch, awaited.get(key, -1))
-                elif partition.owner == index and key not in awaited:  # the next worker can follow it immediately
+                    lost_epochs[key] = max(partition.leader_epoch, lost_epochs.get(key, -1))
+                elif partition.owner == index and key not in lost_epochs:  # the next worker can follow it immediately
                     actions.append(
                         AssignSlot(
                             partition.slot,
@@ -366,22 +366,22 @@ class HostCore(TopicImages):
                             partition.leader_epoch,
                         )
                     )
-        if awaited:
-            self._awaited_epochs[index] = awaited
+        if lost_epochs:
+            self._lost_epochs[index] = lost_epochs
         if lost_partitions:
             actions.append(RaiseEpochs(tuple(lost_partitions)))
         return actions + self._free_retired()
 
     def _release_held_workers(self) -> list[Action]:
         actions: list[Action] = []
-        for index in list(self._awaited_epochs):
-            awaited = self._awaited_epochs[index]
-            for partition in list(awaited):
+        for index in list(self._lost_epochs):
+            lost_epochs = self._lost_epochs[index]
+            for partition in list(lost_epochs):
                 image = self._published_image(partition)
-                if image is None or self._leadership_has_ended(awaited[partition], image):
-                    del awaited[partition]
-            if not awaited:
-                del self._awaited_epochs[index]
+                if image is None or self._leadership_has_ended(lost_epochs[partition], image):
+                    del lost_epochs[partition]
+            if not lost_epochs:
+                del self._lost_epochs[index]
                 for subscriber in self._subscribers.values():
                     if subscriber.held and subscriber.index == index:
                         subscriber.held = False
@@ -429,7 +429,7 @@ class HostCore(TopicImages):
     def check(self) -> None:
         self._slots.check(self._live_workers)
         for subscriber in self._subscribers.values():
-            assert subscriber.held == (subscriber.role == "worker" and subscriber.index in self._awaited_epochs), "H3"
+            assert subscriber.held == (subscriber.role == "worker" and subscriber.index in self._lost_epochs), "H3"
             assert subscriber.held or subscriber.role != "worker" or subscriber.index in self._live_workers, "H3"
         placed: set[Partition] = set()
         for name, image in self._images.items():

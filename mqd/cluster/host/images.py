@@ -34,8 +34,8 @@ def owner_of(topic_id: bytes, index: int, worker_count: int) -> int:
 
 def _is_in_place(seen: SlotSeen | None, image: messages.PartitionImage) -> bool:
     """Whether the slot needs no write, for one of three reasons: it matches the image; its epoch is later
-    than that of this host's state, which is still catching up; or a worker that died left it, and the
-    next epoch will be written.
+    than that of this host's state, which is still catching up; or it is left over from a worker that
+    died, and the next epoch will be written.
     """
     if seen is None or seen.leader_epoch != image.leader_epoch:
         return seen is not None and seen.leader_epoch > image.leader_epoch
@@ -61,7 +61,7 @@ class TopicImages(HostCommands):
         self._live_workers: set[int] = set()
         self._generations: dict[int, int] = {}
         # worker that died -> partition that it led, or may have led -> the leader epoch in which it died
-        self._awaited_epochs: dict[int, dict[Partition, int]] = {}
+        self._lost_epochs: dict[int, dict[Partition, int]] = {}
         self._subscribers: dict[Hashable, Subscriber] = {}
         self._commands: dict[int, PendingCommand] = {}
         self._command_id = 0
@@ -181,7 +181,7 @@ class TopicImages(HostCommands):
         """If a worker that may have led the partition has died, returns the leader epoch in which it
         died; otherwise -1.
         """
-        return max((awaited.get(key, -1) for awaited in self._awaited_epochs.values()), default=-1)
+        return max((lost_epochs.get(key, -1) for lost_epochs in self._lost_epochs.values()), default=-1)
 
     def _leadership_has_ended(self, epoch: int, image: messages.PartitionImage) -> bool:
         """Whether the partition, in this image, is no longer led by this host in `epoch`. False for

@@ -79,7 +79,9 @@ def random_move(world: World) -> None:
     has opened its partitions before it moves one.
     """
     partitions = [
-        (topic.topic_id, partition.index) for topic in world.core.tail.topics.values() for partition in topic.partitions
+        (topic.topic_id, partition.index)
+        for topic in world.core.proposed.topics.values()
+        for partition in topic.partitions
     ]
     known = {index for index, view in world.views.items() if view["version"] >= 0}
     opened = [client for client, index in world.subscribed.items() if index in known]
@@ -154,12 +156,12 @@ def random_history(seed: int, security: float = 0) -> None:
             for index in live:  # the same processes subscribe again, over new connections
                 world.join(index)
     world.settle()
-    assert world.core.is_idle and not world.host._awaited_epochs and not world.host._slots.retiring
+    assert world.core.is_idle and not world.host._lost_epochs and not world.host._slots.retiring
     # every request of the last controller has a response, and the log alone gives the same state
     replayed = MetadataState()
     for record in world.log:
         replayed.apply(decode_record(encode_record(record)))
-    assert replayed == world.core.committed == world.core.tail
+    assert replayed == world.core.committed == world.core.proposed
     snapshot = msgspec.msgpack.decode(msgspec.msgpack.encode(replayed.snapshot()), type=Snapshot)
     assert MetadataState.from_snapshot(snapshot) == replayed
     for index in sorted(set(world.subscribed.values())):
