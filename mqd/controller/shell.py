@@ -410,7 +410,7 @@ class Shell:
     def _on_leader_changed(self) -> None:
         """Informs the cores of the leader; also called when voters or this host's role change."""
         core, leader = self.quorum.core, self._active_controller()
-        if leader == self.node_id and not self.metadata.tail.cluster_id:
+        if leader == self.node_id and not self.metadata.proposed.cluster_id:
             self.on_metadata(metadata_core.ClusterFounded(self._cluster_id, clock.now_ms()))
         self._learn_addresses()
         if self._started:

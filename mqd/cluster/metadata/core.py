@@ -106,11 +106,11 @@ class MetadataCore(LogTail):
 
     def _on_process_started(self, event: ProcessStarted, now_ms: int) -> list[Action]:
         records: list[Record] = []
-        if not self.tail.cluster_id:
+        if not self.proposed.cluster_id:
             records.append(ClusterCreated(cluster_id=event.new_cluster_id, created_ms=now_ms))
-        old = self.tail.brokers.get(self.node_id)
+        old = self.proposed.brokers.get(self.node_id)
         restarted = old is not None and old.incarnation != event.incarnation
-        epoch = self.tail.version + len(records) if old is None or restarted else old.epoch
+        epoch = self.proposed.version + len(records) if old is None or restarted else old.epoch
         broker = BrokerState(
             self.node_id, event.host, event.port, event.rack, epoch, event.incarnation, self._directory_paths(old)
         )
@@ -125,7 +125,7 @@ class MetadataCore(LogTail):
         if self._active is None:
             return []
         self._active.set_reported_directories(self.node_id, event.directories)
-        broker = self.tail.brokers.get(self.node_id)
+        broker = self.proposed.brokers.get(self.node_id)
         if broker is None:
             return []
         changed = msgspec.structs.replace(broker, directories=self._directory_paths(broker))
@@ -141,7 +141,7 @@ class MetadataCore(LogTail):
     def _partitions_led_here(self) -> list[tuple[bytes, int]]:
         return [
             (topic.topic_id, partition.index)
-            for topic in self.tail.topics.values()
+            for topic in self.proposed.topics.values()
             for partition in topic.partitions
             if partition.leader == self.node_id
         ]
@@ -149,8 +149,8 @@ class MetadataCore(LogTail):
     def _raise_epochs(self, partitions: list[tuple[bytes, int]]) -> list[Record]:
         by_topic: dict[bytes, list[int]] = {}
         for topic_id, index in partitions:
-            name = self.tail.topics_by_id.get(topic_id)
-            if name is not None and index < len(self.tail.topics[name].partitions):
+            name = self.proposed.topics_by_id.get(topic_id)
+            if name is not None and index < len(self.proposed.topics[name].partitions):
                 by_topic.setdefault(topic_id, []).append(index)
         return [LeaderEpochsRaised(topic_id, tuple(sorted(indexes))) for topic_id, indexes in sorted(by_topic.items())]
 
@@ -171,7 +171,7 @@ class MetadataCore(LogTail):
             topic = self._preview(topic_name, records) if response.error == 0 and topic_name is not None else None
             return [Reply(event.client, response, topic)]
         actions = self._persist(records)
-        awaited_version = self.tail.version
+        awaited_version = self.proposed.version
         needs_apply = any(not isinstance(record, RECORDS_NOT_FOR_WORKERS) for record in records)
         if not records and not response.error and isinstance(request.change, messages.CreateAcls | messages.DeleteAcls):
             # A repeated request waits like the first one, because its rules may not be applied yet.
@@ -179,17 +179,17 @@ class MetadataCore(LogTail):
         self._waiting_responses.append(
             WaitingResponse(event.client, response, topic_name, awaited_version, needs_apply, now_ms)
         )
-        return actions + self._respond_ready()
+        return actions + self._send_ready_responses()
 
     def _decide(
         self, active: ActiveController, request: messages.Request
     ) -> tuple[messages.Response, str | None, list[Record]]:
         """Returns the response, the topic to return with it, and the records on which it depends."""
         context = rules.PlacementContext(
-            self.node_id, active.view(self.tail), active.directories(self.tail), self._partition_count_max
+            self.node_id, active.view(self.proposed), active.directories(self.proposed), self._partition_count_max
         )
         try:
-            decision = changes.decide(self.tail, active, request, context, self._config_rules, self._new_id)
+            decision = changes.decide(self.proposed, active, request, context, self._config_rules, self._new_id)
         except rules.Refusal as refusal:
             return messages.Response(request.request_id, refusal.error, refusal.message), None, []
         required_level = max(map(features.needed_level, decision.records), default=0)
@@ -202,7 +202,7 @@ class MetadataCore(LogTail):
         return decision.response, decision.topic_name, decision.records
 
     def _preview(self, name: str, records: list[Record]) -> TopicState | None:
-        state = self.tail.copy()
+        state = self.proposed.copy()
         for record in records:
             state.apply(record)
         return state.topics.get(name)
@@ -216,7 +216,7 @@ class MetadataCore(LogTail):
         # failed, but was committed anyway.
         self._pending.append(Batch(event.records, event.version))
         actions = self._on_persisted(Persisted(event.version), now_ms)
-        self.tail = self.committed.copy() if self._active is not None else self.committed
+        self.proposed = self.committed.copy() if self._active is not None else self.committed
         return actions
 
     def _on_snapshot_installed(self, event: SnapshotInstalled, now_ms: int) -> list[Action]:
@@ -269,16 +269,16 @@ class MetadataCore(LogTail):
             tokens_put=tokens_put,
             tokens_removed=tokens_removed,
         )
-        return [publish, *self._respond_ready()]
+        return [publish, *self._send_ready_responses()]
 
     def _on_became_active(self, event: BecameActive, now_ms: int) -> list[Action]:
         assert self._active is None and not self._pending
         self.committed.version = max(self.committed.version, event.version)
-        self.tail = self.committed.copy()
+        self.proposed = self.committed.copy()
         self._attempt += 1
         self._active = ActiveController(
             event.epoch,
-            self.tail,
+            self.proposed,
             self._options,
             now_ms,
             clustered=True,
@@ -289,7 +289,7 @@ class MetadataCore(LogTail):
         return []
 
     def _on_cluster_founded(self, event: ClusterFounded, now_ms: int) -> list[Action]:
-        if self.tail.cluster_id:
+        if self.proposed.cluster_id:
             return []
         return self._persist(
             [
@@ -314,8 +314,8 @@ class MetadataCore(LogTail):
         )
 
     def _on_offsets_taken(self, event: OffsetsTaken, now_ms: int) -> list[Action]:
-        if self._active is not None and event.version > self.tail.version:
-            self.tail.version = event.version
+        if self._active is not None and event.version > self.proposed.version:
+            self.proposed.version = event.version
             self._pending.append(Batch((), event.version))
         return []
 
@@ -336,25 +336,25 @@ class MetadataCore(LogTail):
         match message:
             case broker_messages.Heartbeat():
                 records, response = active.heartbeat(
-                    self.tail, self.committed, message, now_ms, now_ms < self._lease_until_ms
+                    self.proposed, self.committed, message, now_ms, now_ms < self._lease_until_ms
                 )
                 return [*self._persist(records), SendPeer(event.node_id, response)]
             case broker_messages.RegisterBroker():
-                return self._respond_to_peer(event.node_id, *active.register(self.tail, message, now_ms))
+                return self._respond_to_peer(event.node_id, *active.register(self.proposed, message, now_ms))
             case broker_messages.AlterPartition():
-                return self._respond_to_peer(event.node_id, *active.alter_partition(self.tail, message))
+                return self._respond_to_peer(event.node_id, *active.alter_partition(self.proposed, message))
             case broker_messages.ChangeForwarded():
                 return self._on_change_forwarded(active, event.node_id, message)
             case broker_messages.ProofOfDeath():
-                return self._persist(active.on_proof_of_death(self.tail, message, now_ms))
+                return self._persist(active.on_proof_of_death(self.proposed, message, now_ms))
             case broker_messages.WorkersDied():
-                return self._persist(active.on_workers_died(self.tail, message))
+                return self._persist(active.on_workers_died(self.proposed, message))
             case broker_messages.ReplicaPlaced():
-                return self._persist(active.on_replica_placed(self.tail, message))
+                return self._persist(active.on_replica_placed(self.proposed, message))
             case broker_messages.ReplicasFailed():
-                return self._persist(active.on_replicas_failed(self.tail, message, now_ms))
+                return self._persist(active.on_replicas_failed(self.proposed, message, now_ms))
             case broker_messages.PartitionsEmptied():
-                return self._persist(active.on_partitions_emptied(self.tail, message))
+                return self._persist(active.on_partitions_emptied(self.proposed, message))
         return []
 
     def _respond_to_peer(
@@ -365,13 +365,13 @@ class MetadataCore(LogTail):
         way. The response to a change is not dropped, because brokers do not repeat changes.
         """
         actions = self._persist(records)
-        self._waiting_peer_responses.append(WaitingPeerResponse(node_id, message, self.tail.version))
+        self._waiting_peer_responses.append(WaitingPeerResponse(node_id, message, self.proposed.version))
         if len(self._waiting_peer_responses) > PEER_RESPONSES_WAITING_MAX:
             change = broker_messages.ChangeResponse
             del self._waiting_peer_responses[
                 next(i for i, entry in enumerate(self._waiting_peer_responses) if not isinstance(entry.message, change))
             ]
-        return actions + self._respond_ready()
+        return actions + self._send_ready_responses()
 
     def _on_change_forwarded(
         self, active: ActiveController, node_id: int, message: broker_messages.ChangeForwarded
@@ -385,16 +385,16 @@ class MetadataCore(LogTail):
             return [SendPeer(node_id, self._change_response(message, response, None), topic)]
         actions = self._persist(records)
         self._waiting_peer_responses.append(
-            WaitingPeerResponse(node_id, self._change_response(message, response, topic_name), self.tail.version)
+            WaitingPeerResponse(node_id, self._change_response(message, response, topic_name), self.proposed.version)
         )
-        return actions + self._respond_ready()
+        return actions + self._send_ready_responses()
 
     def _change_response(
         self, message: broker_messages.ChangeForwarded, response: messages.Response, topic_name: str | None
     ) -> broker_messages.ChangeResponse:
         epoch = self._active.epoch if self._active is not None else -1
         return broker_messages.ChangeResponse(
-            epoch, message.node_id, message.request_id, message.incarnation, self.tail.version, response, topic_name
+            epoch, message.node_id, message.request_id, message.incarnation, self.proposed.version, response, topic_name
         )
 
     def _respond_not_controller(self, node_id: int, message: broker_messages.ToActiveController) -> list[Action]:
@@ -436,14 +436,14 @@ class MetadataCore(LogTail):
                 refused = msgspec.structs.replace(change, version=version, response=refusal, topic_name=None)
                 actions.append(SendPeer(entry.node_id, refused))
         if self._active is not None:
-            self._active.on_persist_failed(self.tail, now_ms)
+            self._active.on_persist_failed(self.proposed, now_ms)
         return actions
 
     # -- responses ---------------------------------------------------------------------------------
 
     def _on_applied_by_host(self, event: AppliedByHost, now_ms: int) -> list[Action]:
         self._applied_version = max(self._applied_version, event.version)
-        return self._respond_ready()
+        return self._send_ready_responses()
 
     def _on_client_gone(self, event: ClientGone, now_ms: int) -> list[Action]:
         self._waiting_responses = [entry for entry in self._waiting_responses if entry.client != event.client]
@@ -467,24 +467,26 @@ class MetadataCore(LogTail):
                     Reply(entry.client, messages.Response(entry.response.request_id, ErrorCode.REQUEST_TIMED_OUT, text))
                 )
         if self._active is not None:
-            actions += self._persist(self._active.tick(self.tail, now_ms, now_ms < self._lease_until_ms, event.wall_ms))
+            actions += self._persist(
+                self._active.tick(self.proposed, now_ms, now_ms < self._lease_until_ms, event.wall_ms)
+            )
         return actions
 
     # -- invariants --------------------------------------------------------------------------------
 
     def check(self) -> None:
         self.committed.check()
-        self.tail.check()
+        self.proposed.check()
         state, version = self.committed.copy(), self.committed.version
         for batch in self._pending:
             assert version < batch.version, "C4"
             for record in batch.records:
                 state.apply(record)
             version = state.version = batch.version
-        assert state == self.tail and version == self.tail.version, "C1"
+        assert state == self.proposed and version == self.proposed.version, "C1"
         assert len(self._waiting_responses) <= REQUESTS_WAITING_MAX
         for entry in self._waiting_responses:
-            assert entry.version <= self.tail.version, "C2"
+            assert entry.version <= self.proposed.version, "C2"
             assert entry.version > self.committed.version or (
                 entry.needs_apply and entry.version > self._applied_version
             ), "C3"

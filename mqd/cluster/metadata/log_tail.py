@@ -73,7 +73,9 @@ class WaitingPeerResponse(msgspec.Struct):
 
 
 class LogTail:
-    """`committed`: the state with only the committed records. `tail`: the state with all proposed records."""
+    """`committed`: the state with only the committed records. `proposed`: the state with all
+    proposed records.
+    """
 
     def __init__(
         self,
@@ -86,7 +88,7 @@ class LogTail:
         options: ControllerOptions = DEFAULTS,
     ) -> None:
         self.committed = state
-        self.tail = state.copy() if active else state
+        self.proposed = state.copy() if active else state
         self.node_id = node_id
         self._config_rules = config_rules
         self._new_id = new_id
@@ -99,7 +101,7 @@ class LogTail:
         self._acls_version = state.version  # version of the newest change to access control lists
         self._attempt = 0
         self._options = options
-        self._has_quorum = not active
+        self._in_quorum = not active
         self._lease_until_ms = INT64_MAX if active else 0
         self._active = ActiveController(0, state, options, 0, clustered=False) if active else None
 
@@ -112,7 +114,7 @@ class LogTail:
         return self._active is not None
 
     def _mqd_level(self) -> int:
-        return features.in_force(self.tail.features)[features.MQD_VERSION]
+        return features.in_force(self.proposed.features)[features.MQD_VERSION]
 
     # -- the log -----------------------------------------------------------------------------------
 
@@ -121,16 +123,16 @@ class LogTail:
             return []
         if self._active is None:
             return []
-        base_offset = self.tail.version
+        base_offset = self.proposed.version
         for record in records:
             assert not features.needed_level(record) or features.needed_level(record) <= self._mqd_level(), (
                 f"C5: {record} at {features.MQD_VERSION} {self._mqd_level()}"
             )
-            self.tail.apply(record)
+            self.proposed.apply(record)
         if any(isinstance(record, AclCreated | AclRemoved) for record in records):
-            self._acls_version = self.tail.version
-        self._pending.append(Batch(tuple(records), self.tail.version))
-        return [Persist(tuple(records), base_offset, self.tail.version, self._attempt)]
+            self._acls_version = self.proposed.version
+        self._pending.append(Batch(tuple(records), self.proposed.version))
+        return [Persist(tuple(records), base_offset, self.proposed.version, self._attempt)]
 
     def _on_persisted(self, event: Persisted, now_ms: int) -> list[Action]:
         actions: list[Action] = []
@@ -148,7 +150,7 @@ class LogTail:
             committed.version = batch.version
             if batch.records:
                 actions.append(self._publication(batch, removed, removed_partitions))
-        return actions + self._respond_ready()
+        return actions + self._send_ready_responses()
 
     def _removed_partitions(self, records: tuple[Record, ...]) -> tuple[tuple[TopicState, int], ...]:
         topics, ids = self.committed.topics, self.committed.topics_by_id
@@ -219,7 +221,7 @@ class LogTail:
                 for name, indexes in changed_indexes.items()
                 if name not in changed_as_a_whole
             )
-            if self._has_quorum
+            if self._in_quorum
             else ()
         )
         return Publish(
@@ -255,12 +257,12 @@ class LogTail:
     def _drop_pending(self, error: int, reason: str, kept: list[Batch]) -> list[Action]:
         self._attempt += 1
         self._pending = kept
-        self.tail = self.committed.copy() if self._active is not None else self.committed
+        self.proposed = self.committed.copy() if self._active is not None else self.committed
         for batch in kept:
             for record in batch.records:
-                self.tail.apply(record)
-            self.tail.version = batch.version
-        version = self.tail.version
+                self.proposed.apply(record)
+            self.proposed.version = batch.version
+        version = self.proposed.version
         self._acls_version = min(self._acls_version, version)
         failed = [waiting for waiting in self._waiting_responses if waiting.version > version]
         self._waiting_responses = [waiting for waiting in self._waiting_responses if waiting.version <= version]
@@ -268,7 +270,7 @@ class LogTail:
             Reply(waiting.client, messages.Response(waiting.response.request_id, error, reason)) for waiting in failed
         ]
 
-    def _respond_ready(self) -> list[Action]:
+    def _send_ready_responses(self) -> list[Action]:
         ready: list[WaitingResponse] = []
         waiting: list[WaitingResponse] = []
         for entry in self._waiting_responses:

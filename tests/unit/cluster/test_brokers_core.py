@@ -31,7 +31,7 @@ def test_requests_waiting_when_the_leadership_ends_get_not_controller(world: Wor
     world.proposed.clear()
     world.depose()
     assert world.answers[local].error == E.NOT_CONTROLLER and world.answers[other].error == E.NOT_CONTROLLER
-    assert "a" not in active.core.tail.topics and active.core.tail is active.core.committed
+    assert "a" not in active.core.proposed.topics and active.core.proposed is active.core.committed
     world.settle(5)
     assert world.send_request(messages.CreateTopic("a", 1, -1, {}, {})).error == 0
 
@@ -65,7 +65,7 @@ def test_a_response_to_a_change_is_never_dropped(world: World, monkeypatch: pyte
     assert propose(3) == [] and propose(4) == [], "a broker repeats the dropped one"
     (refused,) = forward(2, "b")
     assert isinstance(refused, metadata_core.SendPeer) and isinstance(refused.message, broker_messages.ChangeResponse)
-    assert refused.message.response.error == E.REQUEST_TIMED_OUT and "b" not in core.tail.topics
+    assert refused.message.response.error == E.REQUEST_TIMED_OUT and "b" not in core.proposed.topics
     actions = core.handle(metadata_core.Committed(persist.records, persist.version), now_ms)
     sent = [action for action in actions if isinstance(action, metadata_core.SendPeer)]
     assert [one.node_id for one in sent] == [2, 4]
@@ -75,9 +75,9 @@ def test_a_response_to_a_change_is_never_dropped(world: World, monkeypatch: pyte
 
 def test_offsets_of_control_records_are_skipped(world: World) -> None:
     host = world.hosts[world.active]
-    version = host.core.tail.version
+    version = host.core.proposed.version
     actions = host.core.handle(metadata_core.OffsetsTaken(version + 2), world.now_ms)
-    assert actions == [] and host.core.tail.version == version + 2
+    assert actions == [] and host.core.proposed.version == version + 2
     (persist,) = host.core.handle(
         metadata_core.ChangeRequested("c", messages.Request(1, messages.AllocateProducerIds(5))), world.now_ms
     )
@@ -94,7 +94,7 @@ def test_a_snapshot_replaces_the_state_and_says_what_is_new(world: World) -> Non
     state = MetadataState()
     core = metadata_core.MetadataCore(state, 9, ConfigRules(load_broker(None, {}, {})), lambda: b"", 100, active=False)
     (publish,) = core.handle(metadata_core.SnapshotInstalled(MetadataState.from_snapshot(source.snapshot())), 0)
-    assert core.committed is state and core.tail is state and state == source
+    assert core.committed is state and core.proposed is state and state == source
     assert (
         [topic.name for topic in publish.topics] == ["t"]
         and publish.brokers_changed
@@ -291,7 +291,7 @@ def test_a_forwarded_change_that_cannot_be_written_is_answered(world: World) -> 
     assert answer.node_id == 2 and isinstance(refused, broker_messages.ChangeResponse)
     assert refused.request_id == 9 and refused.response.request_id == 7
     assert refused.response.error == E.KAFKA_STORAGE_ERROR and "no space left" in refused.response.message
-    assert refused.version == core.tail.version and "lost" not in core.tail.topics
+    assert refused.version == core.proposed.version and "lost" not in core.proposed.topics
     core.check()
 
 

@@ -150,7 +150,7 @@ def test_a_level_of_mqd_never_falls(world: World) -> None:
 def test_a_new_cluster_begins_with_its_founders_levels() -> None:
     world = World(5, 1)
     host = world.hosts[1]
-    host.core.committed.cluster_id = host.core.tail.cluster_id = ""
+    host.core.committed.cluster_id = host.core.proposed.cluster_id = ""
     world.proposed.clear()
     world.metadata(host, metadata_core.ClusterFounded("id", 1))
     assert FeatureLevelSet(MQD_VERSION, NEW[MQD_VERSION][1]) in world.proposed[0].records

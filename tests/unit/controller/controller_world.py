@@ -250,7 +250,7 @@ class World(Chance, Checks):
     # -- carrying out ------------------------------------------------------------------------------
 
     def metadata(self, host: Host, event) -> None:
-        before = dict(host.core.tail.brokers) if isinstance(event, metadata_core.Tick) else {}
+        before = dict(host.core.proposed.brokers) if isinstance(event, metadata_core.Tick) else {}
         for action in host.core.handle(event, self.now_ms):
             match action:
                 case metadata_core.Persist():
@@ -262,7 +262,7 @@ class World(Chance, Checks):
                     assert action.client not in self.answers, "answered twice"
                     self.answers[action.client] = action.response
         host.core.check()
-        for node, broker in host.core.tail.brokers.items():
+        for node, broker in host.core.proposed.brokers.items():
             if broker.fenced and node in before and not before[node].fenced:
                 message = self.hosts[node].sent
                 assert (

@@ -144,7 +144,7 @@ class World:
 
     @property
     def broker_epoch(self) -> int:
-        return self.core.tail.brokers[NODE].epoch
+        return self.core.proposed.brokers[NODE].epoch
 
     def committed_epochs(self) -> dict[tuple[bytes, int], int]:
         topics = self.core.committed.topics.values()

@@ -131,7 +131,7 @@ def test_expired_tokens_are_removed_by_the_active_controller(monkeypatch: pytest
     assert left(0) == left(NOW + 100) == ["t0", "t1", "t2", "t3", "t4"]
     assert left(NOW + 101) == ["t3", "t4"]
     world.metadata(metadata_core.Tick(NOW + 999))
-    assert len(world.core.tail.delegation_tokens) == 2, "the next look is an hour later"
+    assert len(world.core.proposed.delegation_tokens) == 2, "the next look is an hour later"
     assert left(NOW + 999) == []
 
 
