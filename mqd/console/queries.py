@@ -77,8 +77,8 @@ class Node(msgspec.Struct, frozen=True):
 
 
 class Health(msgspec.Struct, frozen=True):
-    """`broken`: at most BROKEN_MAX of the `broken_count` partitions with a problem. `hidden`: what this
-    user may not see, and why.
+    """`broken`: at most BROKEN_MAX of the `broken_count` partitions with a problem.
+    `unavailable`: what this user may not see or what could not be read, and why.
     """
 
     cluster_id: str
@@ -92,7 +92,7 @@ class Health(msgspec.Struct, frozen=True):
     voters: tuple[dict[str, Any], ...]
     controller_id: int
     findings: tuple[Finding, ...]
-    hidden: tuple[str, ...]
+    unavailable: tuple[str, ...]
     is_mqd: bool
 
 
@@ -131,14 +131,14 @@ def health(settings: Settings) -> Health:
     with Broker(settings.bootstrap) as broker:
         response, is_mqd = _all_topics(broker), broker.is_mqd()
     partitions = PartitionHealth(settings, response)
-    hidden: list[str] = []
+    unavailable: list[str] = []
     findings: list[Finding] = []
     state = None
     try:
         state = ClusterState(settings)
         findings += diagnosis.cluster_findings(state, partitions, (), now_ms())
     except CliError as error:
-        hidden.append(f"controllers: {error.message}")
+        unavailable.append(f"controllers: {error.message}")
     broken = [
         BrokenPartition(
             topic.name,
@@ -165,7 +165,7 @@ def health(settings: Settings) -> Health:
         tuple(state.replicas()) if state is not None else (),
         state.quorum.leader_id if state is not None else response.controller_id,
         tuple(sorted(findings, key=lambda finding: finding.harm)),
-        tuple(hidden),
+        tuple(unavailable),
         is_mqd,
     )
 
@@ -329,7 +329,7 @@ class TopicDetails(msgspec.Struct, frozen=True):
     name: str
     partitions: tuple[PartitionDetails, ...]
     configs: tuple[Config, ...]
-    hidden: tuple[str, ...]
+    unavailable: tuple[str, ...]
 
     @property
     def offset_count(self) -> int:
@@ -357,7 +357,7 @@ def _size_of(sizes_by_node: dict[int, int] | None, leader: int) -> int | None:
 
 def topic(settings: Settings, name: str) -> TopicDetails:
     """Raises CliError."""
-    hidden = []
+    unavailable = []
     with Cluster(settings.bootstrap) as cluster:
         response = cluster.bootstrap_broker.request(
             METADATA, MetadataRequest(topics=[MetadataRequest.Topic(name=name)], allow_auto_topic_creation=False)
@@ -371,7 +371,7 @@ def topic(settings: Settings, name: str) -> TopicDetails:
             configs = topic_configs(cluster.bootstrap_broker, name)
         except CliError as error:
             configs = ()
-            hidden.append(f"configuration: {error.message}")
+            unavailable.append(f"configuration: {error.message}")
         in_sync = {partition.partition_index: tuple(partition.isr_nodes) for partition in response.partitions}
         spares.count_as_in_sync(cluster.bootstrap_broker, [response])  # adds them to isr_nodes
     details = tuple(
@@ -387,7 +387,7 @@ def topic(settings: Settings, name: str) -> TopicDetails:
         )
         for partition in sorted(response.partitions, key=lambda partition: partition.partition_index)
     )
-    return TopicDetails(name, details, configs, tuple(hidden))
+    return TopicDetails(name, details, configs, tuple(unavailable))
 
 
 def topic_configs(broker: Broker, name: str) -> tuple[Config, ...]:

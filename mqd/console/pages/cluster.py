@@ -19,5 +19,9 @@ def page(request: PageRequest) -> Response:
     )
     directories, missing = loaded if loaded is not None else ([], [reason])
     return request.page(
-        "cluster.html", health=health, directories=directories, hidden=[*health.hidden, *missing], now_ms=now_ms()
+        "cluster.html",
+        health=health,
+        directories=directories,
+        unavailable=[*health.unavailable, *missing],
+        now_ms=now_ms(),
     )

@@ -46,7 +46,7 @@ def page(request: PageRequest) -> Response:
         states=sorted({group.state for group in all_groups} | ({state} if state else set())),
         rebalancing_states=REBALANCING_STATES,
         link=lambda page: url("/groups", q=text, state=state, page=page),
-        hidden=[f"lag: {reason}"] if reason else [],
+        unavailable=[f"lag: {reason}"] if reason else [],
     )
 
 
@@ -58,7 +58,7 @@ def group_page(request: PageRequest) -> Response:
     name = request.required_text("name")
     details = request.cached(f"group {name}", GROUP_CACHE_S, lambda: queries.group(request.settings, name))
     group, labels = details.group, member_labels(details.group)
-    partition_counts: dict[str, int] = {}  # by member id, as the lags
+    partition_counts: dict[str, int] = {}  # by member id, like `lags`
     lags: dict[str, int] = {}
     for row in details.rows:
         if row.member is not None:

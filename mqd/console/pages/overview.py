@@ -26,7 +26,7 @@ def sentence(health: Health, findings: list[Finding]) -> tuple[str, str]:
         return grade, f"{TITLES[worst.harm].capitalize()}: {worst.what}."
     brokers = sum(not node.is_fenced for node in health.nodes)
     replicas = "all replicas in sync" if any(topic.replica_count > 1 for topic in health.topics) else "all online"
-    unseen = " (only what you are authorized to see was checked)" if health.hidden else ""
+    unseen = " (only what you are authorized to see was checked)" if health.unavailable else ""
     return "good", (
         f"Healthy{unseen}: {brokers} broker{'s' * (brokers != 1)} online, {health.partition_count:,}"
         f" partition{'s' * (health.partition_count != 1)}, {replicas}."
@@ -53,15 +53,15 @@ def page(request: PageRequest) -> Response:
         ("Bytes in", "size", [point.bytes_in for point in points]),
         ("Bytes out", "size", [point.bytes_out for point in points]),
     ]
-    hidden = [*health.hidden, *([f"groups: {groups_reason}"] if groups_reason else ())]
-    hidden += [f"metrics of {url}: {reason}" for url, reason in metrics.failures().items()]
+    unavailable = [*health.unavailable, *([f"groups: {groups_reason}"] if groups_reason else ())]
+    unavailable += [f"metrics of {url}: {reason}" for url, reason in metrics.failures().items()]
     return request.page(
         "overview.html",
         health=health,
         grade=grade,
         sentence=text,
         findings=[(TITLES[finding.harm], finding) for finding in findings],
-        hidden=hidden,
+        unavailable=unavailable,
         topic_count=sum(not topic.is_internal for topic in health.topics),
         in_service=sum(not node.is_fenced for node in health.nodes),
         group_count=None if groups is None else len(groups),

@@ -1,4 +1,4 @@
-"""The list of topics, filtered and split into pages by the console, not by the browser; and one topic."""
+"""The list of topics, filtered and split into pages on the server, and the page of a single topic."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def page(request: PageRequest) -> Response:
         down=is_descending,
         internal=with_internal,
         link=link,
-        hidden=[f"sizes: {reason}"] if reason else [],
+        unavailable=[f"sizes: {reason}"] if reason else [],
     )
 
 
@@ -92,7 +92,7 @@ def topic_page(request: PageRequest) -> Response:
         return queries.consuming_groups(request.settings, groups, name, ends)
 
     consuming_groups, reason = request.attempt(lambda: request.cached(f"consumers {name}", GROUPS_CACHE_S, consumers))
-    hidden = [*topic.hidden, *([f"groups: {reason}"] if reason else ())]
+    unavailable = [*topic.unavailable, *([f"groups: {reason}"] if reason else ())]
     number = request.number("page", 1, 1, max(1, -(-len(topic.partitions) // PER_PAGE)))
     return request.page(
         "topic.html",
@@ -107,5 +107,5 @@ def topic_page(request: PageRequest) -> Response:
         other_configs=[config for config in topic.configs if not config.is_own][:CONFIGS_MAX],
         leaderless=sum(partition.leader < 0 for partition in topic.partitions),
         under_replicated=sum(partition.is_under_replicated for partition in topic.partitions),
-        hidden=hidden,
+        unavailable=unavailable,
     )

@@ -57,7 +57,9 @@ def page(request: PageRequest) -> Response:
         states=STATES,
         long_ms=LONG_MS,
         link=lambda page: url("/transactions", q=text, state=state, page=page),
-        hidden=[f"transactional id {name}: its coordinator is changing; try again" for name in without_coordinator[:3]],
+        unavailable=[
+            f"transactional id {name}: its coordinator is changing; try again" for name in without_coordinator[:3]
+        ],
     )
 
 
@@ -78,7 +80,7 @@ def _hanging_page(request: PageRequest) -> Response:
         per_page=PER_PAGE,
         idle=minutes,
         link=lambda page: url("/transactions", show="hanging", idle=minutes, page=page),
-        hidden=[reason] if reason else [],
+        unavailable=[reason] if reason else [],
     )
 
 
@@ -105,5 +107,5 @@ def transaction_page(request: PageRequest) -> Response:
         summary=", ".join(
             f"{topic}:{ranges_text(indexes)}" for topic, indexes in sorted(transaction.partitions.items())
         ),
-        hidden=[f"the offsets at which this transaction is open could not be read: {reason}"] if reason else [],
+        unavailable=[f"the offsets at which this transaction is open could not be read: {reason}"] if reason else [],
     )
