@@ -42,7 +42,8 @@ class SegmentReport(msgspec.Struct):
     # the problem is a truncated last batch, as left by a crash or a running writer
     incomplete: bool = False
     index_problems: list[str] = []  # indexes can be rebuilt, so no data is lost
-    aborted_problems: list[str] = []  # of its .txnindex; only when a whole partition is verified
+    # in its index of aborted transactions; only when a whole partition is verified
+    aborted_problems: list[str] = []
 
 
 class DirectoryReport(msgspec.Struct):

@@ -97,7 +97,8 @@ class Credits:
         property_name: str = "max.connections",
     ) -> "Credits":
         """`name`: the name of the broker's control segment, or local_memory_name() of it. `lock_path`:
-        a file that the workers of one broker share. Raises OSError with the remedy.
+        a file that the workers of one broker share. Raises OSError; its message says how to fix
+        the problem.
         """
         budget = Budget.of(connection_count_max, worker_count)
 

@@ -39,7 +39,7 @@ class LocalBudget:
 
     @classmethod
     def attach(cls, client: KeeperClient, lock_path: Path, config: Mapping[str, str], worker_count: int) -> LocalBudget:
-        """Raises OSError with the remedy."""
+        """Raises OSError; its message says how to fix the problem."""
         attachment_count_max = broker_number(config, "local.attachments.max")
         if attachment_count_max == 0:
             return cls(-1, 0, None)

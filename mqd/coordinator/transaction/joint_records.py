@@ -1,12 +1,12 @@
 """Records of joint transactions in __transaction_state. The key types are mqd's own; Kafka's tools
 and older brokers skip them.
 
-    key type   record              content
-    9100       JointTransaction    of a transactional id: its current or last transaction, and the
-                                   last committed batch
-    9101       JointChild          of a transactional id and producer id: the most recent
-                                   transaction in which the child was enlisted, and the partitions
-                                   that the child wrote to in that transaction
+    key type   record              key                    value
+    9100       JointTransaction    transactional id       its current or last transaction, and the
+                                                          last committed batch
+    9101       JointChild          transactional id,      the most recent transaction in which the
+                                   producer id            child was enlisted, and the partitions
+                                                          that the child wrote to in that transaction
 
 A child's record is rewritten when the child is enlisted and when partitions are added to it. The
 end of a transaction, which bumps the epoch of each child by one, is not written to the children's

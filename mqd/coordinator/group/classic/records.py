@@ -119,7 +119,7 @@ class _Reader:
             if byte < 0x80:
                 return value
             shift += 7
-        raise ValueError(f"GroupMetadata has a length of more than 5 bytes at byte {self.position}")
+        raise ValueError(f"GroupMetadata has a varint of more than 5 bytes that ends at byte {self.position}")
 
     def take(self, size: int) -> bytes | None:
         if size == -1:
