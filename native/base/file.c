@@ -1,5 +1,5 @@
-/* The file layer; see base/file.h. The journal and the faults are in base/file_watch.h; here they
- * cost one predictable branch.
+/* The file layer; see base/file.h. Tests can record changes in a journal and inject faults
+ * (base/file_watch.h); here this costs one predictable branch.
  *
  * Every call that fails sets mqd_error; those used only from C (open, pwritev, sync, ...) also
  * leave errno as the system set it.
@@ -70,9 +70,9 @@ int mqd_file_syncfs(int fd, const char *root)
     return (int)report(WATCHED ? mqd_watched_syncfs(fd, root) : syncfs(fd), "flush of the file system");
 }
 
-bool mqd_file_sync_may_delay(void)
+bool mqd_file_sync_can_be_delayed(void)
 {
-    return WATCHED && mqd_watched_sync_may_delay();
+    return WATCHED && mqd_watched_sync_can_be_delayed();
 }
 
 void mqd_file_sync_begin(int fd)

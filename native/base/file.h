@@ -32,7 +32,7 @@ int mqd_file_sync(int fd, bool is_directory); /* fdatasync, or fsync for a direc
 int mqd_file_syncfs(int fd, const char *root);
 /* Returns whether a fault rule may delay flushes: if so, do not flush on a thread that must not
  * block. */
-bool mqd_file_sync_may_delay(void);
+bool mqd_file_sync_can_be_delayed(void);
 /* Call before starting an asynchronous flush of fd, which covers what was written before this
  * call. */
 void mqd_file_sync_begin(int fd);

@@ -287,7 +287,7 @@ int mqd_watched_syncfs(int fd, const char *root)
     return journaled_sync(MQD_CALL_SYNCFS, MQD_FILE_SYNCFS_BEGIN, MQD_FILE_SYNCFS_DONE, name, fd, syncfs);
 }
 
-bool mqd_watched_sync_may_delay(void)
+bool mqd_watched_sync_can_be_delayed(void)
 {
     pthread_mutex_lock(&watch.mutex);
     bool may_delay = mqd_file_faults_may_delay(MQD_CALL_SYNC);

@@ -95,7 +95,7 @@ ssize_t mqd_watched_pwritev(int fd, const struct iovec *iov, int count, int64_t 
 int mqd_watched_sync(int fd, bool is_directory);
 int mqd_watched_syncfs(int fd, const char *root);
 /* Returns whether a rule may delay flushes: if so, they must run on a thread that may block. */
-bool mqd_watched_sync_may_delay(void);
+bool mqd_watched_sync_can_be_delayed(void);
 void mqd_watched_sync_begin(int fd);
 int mqd_watched_sync_end(int fd, int result);
 int mqd_watched_truncate(int fd, int64_t size_bytes);

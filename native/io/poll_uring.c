@@ -243,7 +243,7 @@ static int refuse_operation(struct uring_poll *uring, struct operation *operatio
 static int sync_fd(struct mqd_poll *poll, int fd, bool is_directory, uint64_t token)
 {
     struct uring_poll *uring = poll->backend_state;
-    if (mqd_file_sync_may_delay())
+    if (mqd_file_sync_can_be_delayed())
         return mqd_pool_submit(
             poll->pool,
             &(struct mqd_pool_request){.kind = MQD_POOL_SYNC, .fd = fd, .is_directory = is_directory, .token = token});

@@ -45,7 +45,7 @@ int mqd_file_syncfs(int fd, const char *root)
     return fcntl(fd, F_GETFD) < 0 ? -1 : 0; /* do not flush this machine's whole disk */
 }
 
-bool mqd_file_sync_may_delay(void)
+bool mqd_file_sync_can_be_delayed(void)
 {
     return false;
 }

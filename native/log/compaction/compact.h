@@ -108,7 +108,8 @@ struct mqd_compact {
     int64_t *bases;
     struct mqd_compact_options options;
     enum mqd_compact_phase phase;
-    /* the enum mqd_compact_state that the next mqd_compact_resume responds to; 0 = none */
+    /* the conversion (an enum mqd_compact_state) whose result is passed to the next
+     * mqd_compact_resume; 0 = none */
     int pending_conversion;
     struct mqd_batch batch;   /* the current one */
     struct mqd_batch rebuilt; /* the rebuilt header of the current batch, while its records are compressed */
@@ -141,9 +142,11 @@ struct mqd_compact {
 };
 
 bool mqd_compact_is_aborted(const struct mqd_compact *compact, const struct mqd_batch *batch);
-int mqd_compact_scan_step(struct mqd_compact *compact); /* one batch: 1 more, 0 done, -1 error */
+/* Processes one batch. Returns 1 if there are more, 0 when done, -1 on error. */
+int mqd_compact_scan_step(struct mqd_compact *compact);
 int mqd_compact_scan_begin(struct mqd_compact *compact);
-int mqd_compact_copy_step(struct mqd_compact *compact); /* one batch: enum mqd_compact_state, or -1 */
+/* Processes one batch. Returns an enum mqd_compact_state, or -1 on error. */
+int mqd_compact_copy_step(struct mqd_compact *compact);
 /* after DECOMPRESS */
 int mqd_compact_copy_records(struct mqd_compact *compact, const uint8_t *records, uint64_t size_bytes);
 /* after COMPRESS */
