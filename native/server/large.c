@@ -123,9 +123,11 @@ const char *mqd_large_overdue_reason(const struct mqd_reactor *r, const struct m
     int64_t limit_ms = r->options.large_ms_max,
             idle_limit_ms = contested && limit_ms > CONTESTED_IDLE_MS ? CONTESTED_IDLE_MS : limit_ms;
     if (!c->readable && r->now_ms - c->last_active_ms >= idle_limit_ms)
-        return contested ? "others wait for the memory of its large request, and it sends nothing"
-                         : "the rest of its large request did not arrive within large.request.timeout.ms";
+        return contested
+                   ? "other connections wait for the memory reserved for its large request, but it has stopped sending"
+                   : "the rest of its large request did not arrive within large.request.timeout.ms";
     if (contested && r->now_ms - c->run_began_ms >= limit_ms)
-        return "others wait for the memory of its large request, which has taken longer than large.request.timeout.ms";
+        return "other connections wait for the memory reserved for its large request, which has taken longer than"
+               " large.request.timeout.ms";
     return NULL;
 }

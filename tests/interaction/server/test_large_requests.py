@@ -337,7 +337,7 @@ def test_fifty_stalled_requests_hold_bounded_memory_and_delay_no_client(start_br
         eventually(
             lambda: sum(not is_open(client) for client in slow) == 50, "all that stalled are disconnected", seconds=120
         )
-    watch.wait_logged("others wait for the memory of its large request")
+    watch.wait_logged("other connections wait for the memory reserved for its large request")
     eventually(
         lambda: sum(pss_of_segments(pid) for pid in watch.worker_pids()) - before < 4 * MIB, "the memory is given back"
     )
