@@ -4,7 +4,7 @@
  * Sockets are edge-triggered: an event means "changed since you last drained it"; the caller keeps
  * its own list of ready sockets. File operations run off the calling thread (io_uring: async;
  * epoll: at most MQD_POOL_THREAD_COUNT_MAX threads) and complete as events. Preallocation, snapshot
- * writing and other arbitrary jobs run on the pool with both backends.
+ * writing and other jobs that run a caller's function use the pool with both backends.
  *
  * Any thread may call mqd_poll_interrupt. All other calls belong to one thread: once a thread
  * has waited, only that thread may add, remove and wait. Another thread may create and add

@@ -5,10 +5,10 @@
  * them; the `queue` and `done` lists are protected by the mutex. An entry is freed when its event
  * is collected (W2), so nothing can overflow.
  *
- * Fairness: jobs are grouped by the device of their file. The arbitrary jobs (mqd_poll_run) of a
- * device form a second group, and all jobs without a device form one more. A group uses at most
- * MQD_POOL_THREADS_PER_GROUP_MAX threads, and the last idle thread is reserved for a group that has
- * no thread. So when a disk stalls, the flushes and arbitrary jobs of other disks continue, even if
+ * Fairness: jobs are grouped by the device of their file. Jobs that run a caller's function
+ * (mqd_poll_run) form a second group per device, and all jobs without a device form one more. A
+ * group uses at most MQD_POOL_THREADS_PER_GROUP_MAX threads, and the last idle thread is reserved
+ * for a group that has no thread. So when a disk stalls, the jobs of other disks continue, even if
  * jobs of both groups of the stalled disk hang and many more are queued. The jobs of a group start
  * in the order of their submission.
  *

@@ -308,23 +308,23 @@ static int read_chunk(const struct files *files, uint32_t first, uint32_t count,
 
 /* Entries without a checksum are either the beginning of an append that has not been published yet,
  * or damage. Returns 1 if they are allowed, 0 if not, -1 with errno set on failure. */
-static int entries_without_checksum_allowed(const struct files *files, int64_t sound_below)
+static int entries_without_checksum_allowed(const struct files *files, int64_t complete_below)
 {
     uint8_t bytes[MQD_TXN_INDEX_ENTRY_BYTES];
     if (files->entry_count <= files->checksum_count)
         return files->entry_count == files->checksum_count;
     int got = read_items(files->fd, sizeof bytes, files->checksum_count, 1, bytes);
-    return got < 0 ? -1 : got == 0 || decode(bytes).last_offset >= sound_below;
+    return got < 0 ? -1 : got == 0 || decode(bytes).last_offset >= complete_below;
 }
 
-int mqd_txn_index_verify(const char *directory, int64_t segment_base, int64_t sound_below)
+int mqd_txn_index_verify(const char *directory, int64_t segment_base, int64_t complete_below)
 {
     uint8_t bytes[CHUNK_ENTRY_COUNT * MQD_TXN_INDEX_ENTRY_BYTES];
     struct files files;
     if (files_open(&files, directory, segment_base) < 0)
         return mqd_error_system(errno, "%s: cannot open the .txnindex of segment %lld", directory,
                                 (long long)segment_base);
-    int result = entries_without_checksum_allowed(&files, sound_below);
+    int result = entries_without_checksum_allowed(&files, complete_below);
     for (uint32_t at = 0; result == 1 && at < files.checksum_count; at += CHUNK_ENTRY_COUNT)
         if (read_chunk(&files, at, CHUNK_ENTRY_COUNT, bytes) < 0)
             result = errno == EBADMSG ? 0 : -1;

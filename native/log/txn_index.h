@@ -70,9 +70,9 @@ int mqd_txn_index_cut(struct mqd_txn_index *index, const char *directory, int64_
 void mqd_txn_index_close(struct mqd_txn_index *index);
 
 /* Whether the file passes verification: returns 1, 0, or -1 on disk failure. Entries without a
- * checksum are accepted if their markers are at or after sound_below: a crash leaves such
+ * checksum are accepted if their markers are at or after complete_below: a crash leaves such
  * entries. */
-int mqd_txn_index_verify(const char *directory, int64_t segment_base, int64_t sound_below);
+int mqd_txn_index_verify(const char *directory, int64_t segment_base, int64_t complete_below);
 /* Loads the verified entries of a file, up to the first that violates X1 or is torn, or whose
  * marker is outside [segment_base, offset_end). If there is no file, there are no entries. Returns
  * -1 on disk failure. */

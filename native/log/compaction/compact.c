@@ -102,7 +102,7 @@ void mqd_compact_close(struct mqd_compact *compact)
     free(compact->output.index_bytes.bytes);
     free(compact->output.time_index_bytes.bytes);
     free(compact->output.transaction_bytes.bytes);
-    free(compact->output.transaction_sums.bytes);
+    free(compact->output.transaction_checksums.bytes);
     free(compact->scratch.bytes);
     free(compact->aborted.entries);
     free(compact->dropped_markers);

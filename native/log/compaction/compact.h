@@ -80,7 +80,7 @@ struct mqd_compact_output {
     int fd;
     int64_t position, synced_position; /* end of the bytes written or buffered; end of the flushed bytes */
     int32_t index_interval_bytes;
-    struct mqd_compact_bytes pending, index_bytes, time_index_bytes, transaction_bytes, transaction_sums;
+    struct mqd_compact_bytes pending, index_bytes, time_index_bytes, transaction_bytes, transaction_checksums;
     struct mqd_index index;
 };
 

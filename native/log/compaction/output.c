@@ -13,7 +13,7 @@
 #include "log/compaction/compact.h"
 #include "log/planted_bugs.h"
 
-enum { KIND_LOG, KIND_INDEX, KIND_TIME_INDEX, KIND_TRANSACTIONS, KIND_TRANSACTION_SUM, KIND_COUNT };
+enum { KIND_LOG, KIND_INDEX, KIND_TIME_INDEX, KIND_TRANSACTIONS, KIND_TRANSACTION_CHECKSUMS, KIND_COUNT };
 static const char *const suffixes[KIND_COUNT] = {".log", ".index", ".timeindex", ".txnindex", ".txnsum"};
 
 int mqd_compact_bytes_reserve(struct mqd_compact_bytes *target, size_t size_bytes)
@@ -54,7 +54,7 @@ int mqd_compact_output_begin(struct mqd_compact_output *output, int64_t base_off
     output->base_offset = base_offset;
     output->position = output->synced_position = 0;
     output->pending.size_bytes = output->index_bytes.size_bytes = output->time_index_bytes.size_bytes =
-        output->transaction_bytes.size_bytes = output->transaction_sums.size_bytes = 0;
+        output->transaction_bytes.size_bytes = output->transaction_checksums.size_bytes = 0;
     mqd_index_init(&output->index);
     if (cleaned_path(path, output, KIND_LOG) < 0)
         return -1;
@@ -151,7 +151,7 @@ int mqd_compact_output_finish(struct mqd_compact_output *output)
         return 0;
     return write_file(output, KIND_TRANSACTIONS, &output->transaction_bytes) < 0
                ? -1
-               : write_file(output, KIND_TRANSACTION_SUM, &output->transaction_sums);
+               : write_file(output, KIND_TRANSACTION_CHECKSUMS, &output->transaction_checksums);
 }
 
 void mqd_compact_output_end(struct mqd_compact_output *output, bool discard)

@@ -52,7 +52,7 @@
 #define SWAP_COUNT_MAX (1u << 20)
 #define GAPS_FILE "compacted"
 
-enum { KIND_LOG, KIND_INDEX, KIND_TIME_INDEX, KIND_TRANSACTIONS, KIND_TRANSACTION_SUM, KIND_COUNT };
+enum { KIND_LOG, KIND_INDEX, KIND_TIME_INDEX, KIND_TRANSACTIONS, KIND_TRANSACTION_CHECKSUMS, KIND_COUNT };
 static const char *const suffixes[KIND_COUNT] = {".log", ".index", ".timeindex", ".txnindex", ".txnsum"};
 
 struct swap {
@@ -179,7 +179,7 @@ int mqd_compact_swap_prepare(const char *directory, int64_t base_offset, const i
 {
     struct swap swap = {base_offset,
                         1u << KIND_LOG | 1u << KIND_INDEX | 1u << KIND_TIME_INDEX |
-                            (has_transactions ? 1u << KIND_TRANSACTIONS | 1u << KIND_TRANSACTION_SUM : 0),
+                            (has_transactions ? 1u << KIND_TRANSACTIONS | 1u << KIND_TRANSACTION_CHECKSUMS : 0),
                         old_count, (int64_t *)old_bases};
     if (old_count > SWAP_COUNT_MAX)
         return mqd_error_set(MQD_E_INVALID, "cannot merge %u segments into one", old_count);

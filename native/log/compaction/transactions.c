@@ -140,7 +140,7 @@ int mqd_compact_build_transaction_index(struct mqd_compact *compact)
             mqd_put_be32(sum_bytes, sum);
             result = mqd_compact_bytes_add(&compact->output.transaction_bytes, bytes, sizeof bytes);
             if (result == 0)
-                result = mqd_compact_bytes_add(&compact->output.transaction_sums, sum_bytes, sizeof sum_bytes);
+                result = mqd_compact_bytes_add(&compact->output.transaction_checksums, sum_bytes, sizeof sum_bytes);
         }
         free(list.entries);
     }

@@ -91,7 +91,7 @@ static int for_each_name(struct mqd_listing *listing, const char *directory, boo
     return result;
 }
 
-int mqd_listing_read(struct mqd_listing *listing, const char *directory)
+int mqd_listing_clean_and_read(struct mqd_listing *listing, const char *directory)
 {
     memset(listing, 0, sizeof *listing);
     if (for_each_name(listing, directory, false) < 0)

@@ -403,7 +403,7 @@ struct mqd_partition *mqd_partition_open(const char *path, const struct mqd_log_
     if (result == 0)
         result = mqd_compact_recover(path);
     if (result == 0)
-        result = mqd_listing_read(&recovery.listing, path);
+        result = mqd_listing_clean_and_read(&recovery.listing, path);
     if (result == 0)
         result = resume_truncation(&recovery);
     if (result == 0)

@@ -45,21 +45,23 @@ struct mqd_listing {
     uint32_t log_count, snapshot_count;
 };
 
-/* Deletes left-over temporary files and index files without a log. -1: mqd_error set. */
-int mqd_listing_read(struct mqd_listing *listing, const char *directory);
+/* Deletes left-over temporary files and index files without a log; lists the other files. -1:
+ * mqd_error set. */
+int mqd_listing_clean_and_read(struct mqd_listing *listing, const char *directory);
 void mqd_listing_free(struct mqd_listing *listing);
 /* Deletes all files of one segment; adds the size of its .log to *deleted_bytes. */
 int mqd_segment_delete(const char *directory, int64_t base_offset, int64_t *deleted_bytes);
 
 /* Restores producers and transactions from the newest usable snapshot and the batches after it;
  * leader epochs from their file and the batches; and the .txnindex of every segment that has
- * batches after the snapshot, or after sound_below. Below sound_below the .txnindex files have all
- * entries. The partition's segments and log end must be known and its other indexes flushed.
+ * batches after the snapshot, or at or after txn_index_complete_below: below this offset the
+ * .txnindex files have all entries. The partition's segments and log end must be known and its
+ * other indexes flushed.
  * decided_below: offsets below it are known to be committed; transactions that ended after it
  * still limit the last stable offset. Deletes useless snapshots and all but the newest two. -1:
  * mqd_error set; 1: an index was changed (and flushed). */
-int mqd_recovery_replay(struct mqd_partition *partition, const struct mqd_listing *listing, int64_t sound_below,
-                        int64_t decided_below, int64_t now_ms);
+int mqd_recovery_replay(struct mqd_partition *partition, const struct mqd_listing *listing,
+                        int64_t txn_index_complete_below, int64_t decided_below, int64_t now_ms);
 
 /* Finds where a walk over a segment must begin so that it reaches every batch at or above `offset`:
  * an index entry that points to a batch, or the segment's beginning. */
@@ -71,11 +73,11 @@ struct mqd_index_entry mqd_recovery_walk_start(int fd, const char *directory, in
  * mqd_error set. */
 int mqd_recovery_load_dedup_ids(struct mqd_partition *partition, int64_t decided_below, int64_t now_ms);
 
-/* For log/recovery/truncation.c: returns a new object for the log of `old`, whose files are closed.
- * It has the segments and snapshots of `listing`, without anything beyond cut_offset (-1: the log
- * is emptied and begins at recovery->log_start_offset). In `recovery` the caller also sets
- * trusted_end_offset to the cut and recovery_point_offset to the end of the part that is on disk
- * (at most the cut). On return everything is on disk. NULL: mqd_error set. */
+/* For log/recovery/truncation.c: returns a new object for the log of `old` (the files of `old` must
+ * be closed). The new object has the segments and snapshots of `listing`, without anything beyond
+ * cut_offset (-1: the log is emptied and begins at recovery->log_start_offset). In `recovery` the
+ * caller also sets trusted_end_offset to the cut and recovery_point_offset to the end of the part
+ * that is on disk (at most the cut). On return everything is on disk. NULL: mqd_error set. */
 struct mqd_partition *mqd_recovery_cut(const struct mqd_partition *old, struct mqd_listing *listing, int64_t cut_offset,
                                        int64_t now_ms, struct mqd_recovery *recovery);
 

@@ -1,10 +1,10 @@
 /* Restores producers, transactions, aborted transactions and leader epochs after a restart; see
  * log/recovery/recovery.h.
  *
- * The walk also encounters abort markers between sound_below and the snapshot (if power failed soon
- * after the snapshot was written). The snapshot no longer says where their transactions began, so
- * their entries must already be in the .txnindex files. If an entry is missing, everything is
- * replayed from an earlier snapshot, or from the log's beginning.
+ * The walk also encounters abort markers between txn_index_complete_below and the snapshot (if
+ * power failed soon after the snapshot was written). The snapshot no longer says where their
+ * transactions began, so their entries must already be in the .txnindex files. If an entry is
+ * missing, everything is replayed from an earlier snapshot, or from the log's beginning.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -346,7 +346,8 @@ static int replay_segment(struct replay *replay, uint32_t i, int64_t from_offset
 }
 
 /* Returns 1 if entries were lost that cannot be rebuilt from this snapshot. */
-static int replay_all(struct replay *replay, const struct mqd_listing *listing, int64_t limit, int64_t sound_below)
+static int replay_all(struct replay *replay, const struct mqd_listing *listing, int64_t limit,
+                      int64_t txn_index_complete_below)
 {
     struct mqd_partition *partition = replay->partition;
     mqd_producers_free(&partition->producers);
@@ -354,7 +355,8 @@ static int replay_all(struct replay *replay, const struct mqd_listing *listing, 
         return -1;
     replay->entry_lost = false;
     replay->snapshot_end_offset = partition->snapshot_offset;
-    replay->indexed_below = sound_below < partition->snapshot_offset ? sound_below : partition->snapshot_offset;
+    replay->indexed_below =
+        txn_index_complete_below < partition->snapshot_offset ? txn_index_complete_below : partition->snapshot_offset;
     int64_t from_offset = partition->epochs.count == 0 ? -1 : replay->indexed_below;
     for (uint32_t i = 0; i < partition->segment_count && !replay->entry_lost; i++)
         if (replay_segment(replay, i, from_offset) < 0)
@@ -428,16 +430,17 @@ static int rebuild_unverified(struct replay *replay, const struct mqd_listing *l
     return result;
 }
 
-int mqd_recovery_replay(struct mqd_partition *partition, const struct mqd_listing *listing, int64_t sound_below,
-                        int64_t decided_below, int64_t now_ms)
+int mqd_recovery_replay(struct mqd_partition *partition, const struct mqd_listing *listing,
+                        int64_t txn_index_complete_below, int64_t decided_below, int64_t now_ms)
 {
     struct replay replay = {.partition = partition, .decided_below = decided_below, .now_ms = now_ms};
-    replay.verify_below = sound_below < partition->log_end_offset ? sound_below : partition->log_end_offset;
+    replay.verify_below =
+        txn_index_complete_below < partition->log_end_offset ? txn_index_complete_below : partition->log_end_offset;
     int result = rebuild_unverified(&replay, listing);
     if (result == 0)
-        result = replay_all(&replay, listing, partition->log_end_offset, sound_below);
+        result = replay_all(&replay, listing, partition->log_end_offset, txn_index_complete_below);
     if (result == 1)
-        result = replay_all(&replay, listing, sound_below, sound_below);
+        result = replay_all(&replay, listing, txn_index_complete_below, txn_index_complete_below);
     free(replay.indexed.entries);
     free(replay.rebuilt.entries);
     if (result < 0)
