@@ -429,7 +429,7 @@ static void acknowledge(struct mqd_reactor *r, struct arrival *a, struct mqd_sha
     *error = part->error == MQD_KAFKA_UNKNOWN_TOPIC_ID || !named->error ? part->error : named->error;
     if (!part->acknowledges)
         return;
-    job->accepts_any |= !*error || *error == MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
+    job->has_valid_acknowledgement |= !*error || *error == MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
     if (!*error)
         *error = mqd_share_owner_of(r, part->slot, &owner, &generation);
     if (*error)
@@ -494,7 +494,7 @@ static void make_parts(struct mqd_reactor *r, struct arrival *a, struct mqd_shar
             e++;
         }
         if (order >= 0) {
-            part->named = a->acknowledges;
+            part->named_with_acknowledgements = a->acknowledges;
             n++;
             acknowledge(r, a, part, named);
             if (!is_read_or_acknowledged(a, named))

@@ -9,7 +9,8 @@
 static bool is_reported(const struct mqd_share_job *job, const struct mqd_share_part *part)
 {
     return part->error || part->acknowledge_error || part->acknowledges || part->run_count ||
-           (part->named && job->accepts_any) || ((job->opens || part->unreported) && job->fetches);
+           (part->named_with_acknowledgements && job->has_valid_acknowledgement) ||
+           ((job->opens || part->unreported) && job->fetches);
 }
 
 static void put_part(struct mqd_reactor *r, const struct mqd_request *request, struct mqd_share_part *part,

@@ -57,7 +57,7 @@ enum mqd_share_owner_request_kind {
  * (i64), type_count (u32), types. */
 struct mqd_share_owner_request {
     uint8_t topic_id[16];
-    uint64_t member; /* with ARCHIVE: state epoch << 32 | leader epoch of the state that is meant */
+    uint64_t member; /* with ARCHIVE: state epoch << 32 | leader epoch of the state referred to */
     int32_t partition_index;
     uint32_t records_max, bytes_max;
     uint32_t range_count;
@@ -67,10 +67,11 @@ struct mqd_share_owner_request {
     uint8_t joins;  /* this is the session's first request about the partition */
 };
 /* Response: MQD_LINK_SHARE_RESPONSE. With MQD_SHARED_RUN: an acquired run, with its first offset in
- * a, its last in b and its delivery count in c. The final response lacks MQD_SHARED_RUN and has:
- * `error`; in a and b the range of offsets to read; in size_bytes its size (MEASURE: the bytes
- * available); in slot the lock duration in ms, 0 = not known. With MQD_SHARED_REFUSED the owner
- * does not serve the partition now, and has not counted a session that joins. */
+ * a, its last in b and its delivery count in c. The final response has no MQD_SHARED_RUN. Its
+ * fields: `error`; a, b = the range of offsets to read; size_bytes = the size of that range
+ * (MEASURE: the bytes available); slot = the lock duration in ms, 0 = not known. With
+ * MQD_SHARED_REFUSED the owner does not serve the partition now and, if `joins` was set, has not
+ * counted the session. */
 #define MQD_SHARED_RUN 1
 #define MQD_SHARED_REFUSED 2
 
@@ -100,7 +101,8 @@ struct mqd_share_part {
     uint8_t topic_id[16];
     int32_t partition_index;
     uint32_t slot;
-    uint8_t named;        /* the request names it, and has acknowledgements for this or another partition */
+    /* the request names it, and has acknowledgements for this or another partition */
+    uint8_t named_with_acknowledgements;
     uint8_t acknowledges; /* the request has acknowledgements for it */
     uint8_t unreported;   /* the session has not reported it yet: it is in the response even without records */
     uint8_t reads;        /* records are acquired from it */
@@ -134,15 +136,16 @@ struct mqd_share_job {
     uint32_t bytes_min;
     int32_t lock_ms;
     uint16_t group_bytes;
-    uint8_t strict;      /* share.acquire.mode=record_limit (KIP-1206): records_max is a hard limit */
-    uint8_t opens;       /* opens a session: its partitions are reported even without records */
-    uint8_t accepts_any; /* at least one acknowledgement is well-formed and for a partition that the client may read */
-    uint8_t fetches;     /* the request asks for records */
-    uint8_t measures;    /* still measuring: fewer than bytes_min bytes are known to be available */
-    uint8_t acquired;    /* records were acquired */
-    uint8_t failed;      /* an owner refused: the response is sent immediately */
-    uint8_t expired;     /* the job's wait time has passed */
-    uint8_t ended;       /* nothing more is acquired; acknowledgements may still be awaited */
+    uint8_t strict; /* share.acquire.mode=record_limit (KIP-1206): records_max is a hard limit */
+    uint8_t opens;  /* opens a session: its partitions are reported even without records */
+    /* at least one acknowledgement is well-formed and for a partition that the client may read */
+    uint8_t has_valid_acknowledgement;
+    uint8_t fetches;  /* the request asks for records */
+    uint8_t measures; /* still measuring: fewer than bytes_min bytes are known to be available */
+    uint8_t acquired; /* records were acquired */
+    uint8_t failed;   /* an owner refused: the response is sent immediately */
+    uint8_t expired;  /* the job's wait time has passed */
+    uint8_t ended;    /* nothing more is acquired; acknowledgements may still be awaited */
 };
 
 /* ---- the owner's side ---- */
@@ -208,7 +211,8 @@ struct mqd_shares {
 
 #define MQD_SHARE_CHUNK_BYTES 65536
 #define MQD_SHARE_BATCHES_PER_RANGE 4096
-/* flag of a token, beside the index of the share-partition: a thread has read its keys */
+/* flag in a token (the low 32 bits are the share-partition's index): a thread has read the
+ * share-partition's keys */
 #define MQD_SHARE_TOKEN_KEYS (1ull << 32)
 
 /* ---- the interface for the reactor ---- */
