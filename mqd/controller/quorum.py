@@ -217,11 +217,11 @@ class Quorum:
         return self.core.voters
 
     @property
-    def voters_history(self) -> int:
+    def voters_trend(self) -> int:
         """How the newest voter set got its size: it was FOUNDED with it, has been GROWING, or has
         SHRUNK.
         """
-        return self.core.log.voters_history
+        return self.core.log.voters_trend
 
     async def stop(self) -> None:
         self._stopped = True

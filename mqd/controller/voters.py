@@ -122,7 +122,7 @@ class VoterChanges:
                 f"the quorum records the new address of node {moved.node_id}",
             )
             return
-        candidates = promotion.candidates(voters, brokers, self._quorum.voters_history)
+        candidates = promotion.candidates(voters, brokers, self._quorum.voters_trend)
         caught_up = (
             {
                 observer.key

@@ -6,13 +6,13 @@ Invariants (check())
     G2  epochs[i] = (epoch, offset of its first record); both ascend, and all epochs are above
         start_epoch, that of the record before start_offset
     G3  the first voter set is the one in force at start_offset, the others belong to batches in the
-        log. Each has its history (messages.FOUNDED ...), which depends on the earlier sets and is
-        kept when these are dropped
+        log. Each has a trend (messages.FOUNDED ...), derived from the sets before it; the trend is
+        kept after those sets are dropped
 """
 
 from bisect import bisect_left, bisect_right
 
-from mqd.cluster.raft.messages import FOUNDED, VOTERS, Batch, SnapshotMeta, Voters, history_after, voters_of
+from mqd.cluster.raft.messages import FOUNDED, VOTERS, Batch, SnapshotMeta, Voters, trend_after, voters_of
 
 
 class MemoryLog:
@@ -31,8 +31,8 @@ class MemoryLog:
         self._batches: list[Batch] = []
         self._base_offsets: list[int] = []
         self._epochs: list[tuple[int, int]] = []
-        first = (-1, snapshot.voters, snapshot.history) if snapshot is not None else (-1, (), FOUNDED)
-        self._voters: list[tuple[int, Voters, int]] = [first]  # (base offset of the batch, set, its history)
+        first = (-1, snapshot.voters, snapshot.trend) if snapshot is not None else (-1, (), FOUNDED)
+        self._voters: list[tuple[int, Voters, int]] = [first]  # (base offset of the batch, set, its trend)
 
     @property
     def last_epoch(self) -> int:
@@ -43,8 +43,8 @@ class MemoryLog:
         return self._voters[-1][1]
 
     @property
-    def voters_history(self) -> int:
-        """FOUNDED, GROWING or SHRUNK: the history of the newest voter set's size."""
+    def voters_trend(self) -> int:
+        """FOUNDED, GROWING or SHRUNK: how the newest voter set got its size."""
         return self._voters[-1][2]
 
     @property
@@ -60,7 +60,7 @@ class MemoryLog:
             )
         if batch.kind == VOTERS:
             voters = voters_of(batch)
-            self._voters.append((batch.base_offset, voters, history_after(self.voters_history, self.voters, voters)))
+            self._voters.append((batch.base_offset, voters, trend_after(self.voters_trend, self.voters, voters)))
         if batch.epoch > self.last_epoch:
             self._epochs.append((batch.epoch, batch.base_offset))
         self._batches.append(batch)
@@ -156,8 +156,8 @@ class MemoryLog:
         """The voter set in force after all records below `offset`."""
         return self._voters_at(offset)[1]
 
-    def history_before(self, offset: int) -> int:
-        """The history of the set that voters_before() returns."""
+    def trend_before(self, offset: int) -> int:
+        """The trend of the set that voters_before() returns."""
         return self._voters_at(offset)[2]
 
     def _voters_at(self, offset: int) -> tuple[int, Voters, int]:

@@ -53,22 +53,22 @@ class Voter(msgspec.Struct, frozen=True, array_like=True, order=True):
 Voters = tuple[Voter, ...]  # sorted; node ids are unique
 
 FOUNDED, GROWING, SHRUNK = 0, 1, 2
-"""The history of a voter set's size. FOUNDED: as founded, or unknown; GROWING: voters were added;
+"""The trend of a voter set's size. FOUNDED: as founded, or unknown; GROWING: voters were added;
 SHRUNK: an operator has removed a voter, and there have not been VOTERS_TARGET voters since.
 """
 VOTERS_TARGET = 3
 
 
-def history_after(history: int, before: Voters, voters: Voters) -> int:
-    """Returns the history of `voters`, which replace the set `before` with the history `history`. Only an
+def trend_after(trend: int, before: Voters, voters: Voters) -> int:
+    """Returns the trend of `voters`, which replace the set `before`, whose trend was `trend`. Only an
     operator removes a voter, so the smaller number is intended (SHRUNK), even while the removed voter
     is being replaced.
     """
     old, new = {voter.key for voter in before}, {voter.key for voter in voters}
     if old - new:
         return SHRUNK
-    if not new - old or (history == SHRUNK and len(new) < VOTERS_TARGET):
-        return history
+    if not new - old or (trend == SHRUNK and len(new) < VOTERS_TARGET):
+        return trend
     return GROWING
 
 
@@ -131,7 +131,7 @@ class SnapshotMeta(msgspec.Struct, frozen=True, array_like=True):
     epoch: int  # epoch of the last record in the snapshot; 0 if there is none
     voters: Voters  # the voters in force at `offset`
     generation: int  # generation of the cluster, from 1
-    history: int = FOUNDED  # history of `voters`; versions without this field ignore and omit it
+    trend: int = FOUNDED  # trend of `voters`; versions without this field ignore and omit it
 
 
 # -- elections -------------------------------------------------------------------------------------

@@ -3,8 +3,8 @@ one at a time.
 
 Pure. No voter is removed automatically. A number of voters that an operator has chosen stays as it
 is: two founding voters, four or more voters, or those that remain after a removal. Only a cluster
-with a single voter grows to three, via two. The history of the voter sets in the metadata log
-(log_memory.py) shows whether that growth is in progress, so any controller can continue it.
+with a single voter grows to three, via two. The trend of the voter set's size (log_memory.py)
+shows whether that growth is in progress, so any controller can continue it.
 """
 
 from collections.abc import Iterable
@@ -22,15 +22,15 @@ def key_of(broker: BrokerState) -> ReplicaKey | None:
         return None
 
 
-def candidates(voters: Voters, brokers: Iterable[BrokerState], history: int) -> list[Voter]:
+def candidates(voters: Voters, brokers: Iterable[BrokerState], trend: int) -> list[Voter]:
     """Returns the hosts that may become voters: those in service, with an address, that are not voters
     yet; lowest node id first. Empty if there are not enough hosts for three voters, or if the number
-    of voters must not grow. `history`: the history of the voter set. Two voters become three only if
+    of voters must not grow. `trend`: how the voter set got its size. Two voters become three only if
     one of them was added (GROWING); two founding voters, or voters that remain after a removal, are
     the operator's choice.
     """
     count = len(voters)
-    if count >= VOTERS_TARGET or history == SHRUNK or (count == 2 and history != GROWING):
+    if count >= VOTERS_TARGET or trend == SHRUNK or (count == 2 and trend != GROWING):
         return []
     voter_nodes = {voter.node_id for voter in voters}
     eligible = []

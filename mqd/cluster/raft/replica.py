@@ -116,7 +116,7 @@ class QuorumReplica:
             self.log.epoch_before(offset),
             self.log.voters_before(offset),
             self.generation,
-            self.log.history_before(offset),
+            self.log.trend_before(offset),
         )
 
     # -- effects -----------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ def founded(offset: int = 0, epoch: int = 0) -> MemoryLog:
 @pytest.mark.parametrize("seed", quick(range(30), range(10)))
 def test_histories_agree_with_a_plain_list(seed: int) -> None:
     """Appends, truncations and snapshots; every query is also evaluated on the list of (epoch of
-    each record, voter set after it, its history).
+    each record, voter set after it, its trend).
     """
     chance = random.Random(seed)
     log, records, batches = founded(), [], [0]  # batches: the start of each, and the end
@@ -41,9 +41,9 @@ def test_histories_agree_with_a_plain_list(seed: int) -> None:
         step = chance.random()
         if step < 0.6:
             epoch += chance.random() < 0.3
-            _, chosen, history = records[-1] if records else first
+            _, chosen, trend = records[-1] if records else first
             if chance.random() < 0.2:
-                chosen, history = changed(chance, chosen, history)
+                chosen, trend = changed(chance, chosen, trend)
                 batch = voters_batch(log.end_offset, epoch, chosen)
             else:
                 batch = make_batch(
@@ -53,7 +53,7 @@ def test_histories_agree_with_a_plain_list(seed: int) -> None:
                     tuple(b"x" * chance.randrange(1, 40) for _ in range(chance.choice((1, 1, 3)))),
                 )
             log.append(batch)
-            records += [(epoch, chosen, history)] * len(batch.values)
+            records += [(epoch, chosen, trend)] * len(batch.values)
             batches.append(log.end_offset)
         elif step < 0.8 and len(batches) > 1:
             kept = chance.randrange(max(0, len(batches) - 4), len(batches))
@@ -64,11 +64,9 @@ def test_histories_agree_with_a_plain_list(seed: int) -> None:
             offset = chance.choice(batches)
             if offset > log.snapshot.offset:
                 meta = SnapshotMeta(
-                    offset, log.epoch_before(offset), log.voters_before(offset), 1, log.history_before(offset)
+                    offset, log.epoch_before(offset), log.voters_before(offset), 1, log.trend_before(offset)
                 )
-                assert (meta.epoch, meta.voters, meta.history) == (
-                    records[offset - base - 1] if offset > base else first
-                )
+                assert (meta.epoch, meta.voters, meta.trend) == (records[offset - base - 1] if offset > base else first)
                 log.on_snapshot_stored(meta, 10, chance.choice((0, 100, 10_000)))
                 if log.start_offset > base:
                     first = records[log.start_offset - base - 1]
@@ -80,24 +78,24 @@ def test_histories_agree_with_a_plain_list(seed: int) -> None:
         compare(log, records, batches, base, first)
 
 
-def changed(chance: random.Random, before: tuple[Voter, ...], history: int) -> tuple[tuple[Voter, ...], int]:
+def changed(chance: random.Random, before: tuple[Voter, ...], trend: int) -> tuple[tuple[Voter, ...], int]:
     """A voter more, one less, or one that has moved; and the change of their number."""
     nodes = {voter.node_id for voter in before}
     kind = chance.randrange(3)
     if kind == 0 and len(nodes) < 5:
         nodes.add(chance.choice(sorted(set(range(1, 6)) - nodes)))
-        return voters(*sorted(nodes)), SHRUNK if history == SHRUNK and len(nodes) in (1, 2) else GROWING
+        return voters(*sorted(nodes)), SHRUNK if trend == SHRUNK and len(nodes) in (1, 2) else GROWING
     if kind == 1 and len(nodes) > 1:
         nodes.remove(chance.choice(sorted(nodes)))
         return voters(*sorted(nodes)), SHRUNK
-    return (Voter(before[0].key, "elsewhere", 1), *before[1:]), history
+    return (Voter(before[0].key, "elsewhere", 1), *before[1:]), trend
 
 
 def compare(log: MemoryLog, records: list, batches: list[int], base: int, first: tuple) -> None:
     base_epoch = first[0]
     epochs = [base_epoch] + [epoch for epoch, _, _ in records]
     assert (log.start_offset, log.end_offset, log.last_epoch) == (base, base + len(records), epochs[-1])
-    assert (log.voters, log.voters_history) == (records[-1] if records else first)[1:]
+    assert (log.voters, log.voters_trend) == (records[-1] if records else first)[1:]
     for offset in range(base, base + len(records) + 1):
         assert log.epoch_before(offset) == epochs[offset - base]
         assert log.batch_start(offset) == max(start for start in batches if start <= offset)
@@ -105,7 +103,7 @@ def compare(log: MemoryLog, records: list, batches: list[int], base: int, first:
         older = [(known, base + index) for index, known in enumerate(epochs) if known <= epoch]
         assert log.epoch_end(epoch) == (older[-1] if older else None)
     for start in batches:
-        assert (log.voters_before(start), log.history_before(start)) == (
+        assert (log.voters_before(start), log.trend_before(start)) == (
             records[start - base - 1] if start > base else first
         )[1:]
         read = log.read(start, log.end_offset, 50)

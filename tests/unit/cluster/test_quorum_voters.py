@@ -60,7 +60,7 @@ def test_a_voter_set_records_whether_it_grows_or_was_shrunk_across_restarts() ->
             for node in nodes:
                 driver.fetch(node)
         assert driver.core.log.voters_offset < driver.core.high_watermark
-        return driver.core.log.voters_history
+        return driver.core.log.voters_trend
 
     def after_restart() -> int:
         """The next controller's state from a snapshot with the voter set, when the log before it is
@@ -71,9 +71,9 @@ def test_a_voter_set_records_whether_it_grows_or_was_shrunk_across_restarts() ->
         )
         again = Driver(stored=Stored(VoteState(driver.core.epoch), found, 5, (), found.offset))
         assert again.core.voters == driver.core.voters
-        return again.core.log.voters_history
+        return again.core.log.voters_trend
 
-    assert driver.core.log.voters_history == after_restart() == FOUNDED
+    assert driver.core.log.voters_trend == after_restart() == FOUNDED
     assert add(2) == after_restart() == GROWING
     driver(events.UpdateVoter("moved", Voter(key(2), "elsewhere", 1)))
     assert settled(2) == after_restart() == GROWING
@@ -84,7 +84,7 @@ def test_a_voter_set_records_whether_it_grows_or_was_shrunk_across_restarts() ->
     assert settled() == after_restart() == SHRUNK
     assert add(2) == after_restart() == SHRUNK, "two, where an operator has gone from three to one, are a wish"
     assert add(3) == after_restart() == GROWING
-    assert standalone_meta(driver.core.snapshot_meta(driver.core.applied_offset), (voter(1),)).history == FOUNDED
+    assert standalone_meta(driver.core.snapshot_meta(driver.core.applied_offset), (voter(1),)).trend == FOUNDED
 
 
 def test_a_version_without_history_reads_and_writes_the_other_fields() -> None:

@@ -182,7 +182,7 @@ class GrowingCluster:
         )  # noqa: E731
         quorum = SimpleNamespace(
             voters=self.log.voters,
-            voters_history=self.log.voters_history,
+            voters_trend=self.log.voters_trend,
             core=SimpleNamespace(describe=describe),
             change_voters=self.change,
         )
