@@ -18,7 +18,7 @@ def controller_options(config: Mapping[str, str]) -> ControllerOptions:
     return ControllerOptions(
         session_ms=_number(config, "broker.session.timeout.ms"),
         heartbeat_ms=_number(config, "broker.heartbeat.interval.ms"),
-        replication_delay_ms=_number(config, "replication.recovery.delay.ms"),
+        replication_recovery_delay_ms=_number(config, "replication.recovery.delay.ms"),
         replica_moves_max=_number(config, "replica.moves.max"),
         shutdown_moves_max=_number(config, "controlled.shutdown.transfers.max"),
         shutdown_wait_ms=_number(config, "controlled.shutdown.wait.ms"),

@@ -229,8 +229,8 @@ class Maintenance:
         )
 
     def _leaving_nodes(self, state: MetadataState, now_ms: int) -> list[int]:
-        """Hosts that have been lost for replication_delay_ms, or are drained."""
-        delay_ms = self._options.replication_delay_ms
+        """Hosts that have been lost for replication_recovery_delay_ms, or are drained."""
+        delay_ms = self._options.replication_recovery_delay_ms
         lost = [
             node
             for node, since_ms in sorted(self._fenced_since_ms.items())

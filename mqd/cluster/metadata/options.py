@@ -12,8 +12,9 @@ class ControllerOptions(msgspec.Struct, frozen=True):
     # The lease of a broker, as a fraction of its session. It runs from the time at which the broker sent
     # the heartbeat, so it ends before the broker is fenced.
     lease_share: float = 0.75
-    # delay before a lost host's replicas are placed elsewhere; -1 = never
-    replication_delay_ms: int = 600_000
+    # replication.recovery.delay.ms: a lost host's replicas are placed elsewhere after this delay;
+    # -1 = never
+    replication_recovery_delay_ms: int = 600_000
     # replica.moves.max: partitions that mqd itself moves at the same time
     replica_moves_max: int = 50
     leader_balance_check_ms: int = 300_000  # leader.imbalance.check.interval.seconds

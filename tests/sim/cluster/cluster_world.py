@@ -87,7 +87,7 @@ class ClusterWorld:
         self.options = ControllerOptions(
             session_ms=plan.session_ms,
             heartbeat_ms=plan.session_ms // 5,
-            replication_delay_ms=random.choice((-1, 5_000, 60_000)),
+            replication_recovery_delay_ms=random.choice((-1, 5_000, 60_000)),
             leader_balance_check_ms=random.choice((3_000, 300_000)),
             leader_balance_stable_ms=1_000,
             shutdown_wait_ms=5_000,

@@ -306,7 +306,7 @@ def test_leaderships_return_without_a_pause_between_the_batches() -> None:
 def test_lost_replicas_are_replaced_after_the_delay_unless_the_host_returns(world: World) -> None:
     held = [partition.index for partition in partitions(world) if 3 in partition.replicas]
     world.crash(3)
-    run(world, OPTIONS.replication_delay_ms - 5_000, 500)
+    run(world, OPTIONS.replication_recovery_delay_ms - 5_000, 500)
     assert all(3 in partitions(world)[index].replicas for index in held)
     # No replica copies data: the moves do not complete.
     cut_off(world, 4)
@@ -328,7 +328,7 @@ def test_lost_replicas_are_replaced_after_the_delay_unless_the_host_returns(worl
 
 def test_lost_replicas_are_replaced(world: World) -> None:
     world.crash(3)
-    run(world, OPTIONS.replication_delay_ms + OPTIONS.session_ms + 10_000, 500)
+    run(world, OPTIONS.replication_recovery_delay_ms + OPTIONS.session_ms + 10_000, 500)
     for partition in partitions(world):
         assert 3 not in partition.replicas and len(partition.in_sync_replicas) == 3 and not partition.adding_replicas
     client = world.request(messages.UnregisterBroker(3), node=world.active)

@@ -36,7 +36,7 @@ from tests.unit.controller.controller_chance import Chance
 from tests.unit.controller.controller_checks import Checks
 
 OPTIONS = ControllerOptions(
-    replication_delay_ms=60_000,
+    replication_recovery_delay_ms=60_000,
     leader_balance_check_ms=20_000,
     leader_balance_stable_ms=5_000,
     retire_barrier_ms=2_000,
