@@ -180,7 +180,7 @@ class Coordinators:
         )
         self.cluster = BrokerCluster(broker, self._count_members)
         self.share_states = ShareStates(
-            broker, self.share, self.groups, self.cluster.share_settings, lambda: self.cluster.has_dead_letters
+            broker, self.share, self.groups, self.cluster.share_settings, lambda: self.cluster.dead_letters_allowed
         )
         self.share_pruning = SharePruning(broker, self.share)
         self.queue_deletion = QueueDeletion(broker, self.share)

@@ -11,7 +11,7 @@ import msgspec
 from mqd.acceptor.broker_state import BrokerState
 from mqd.base.fifo import parse_fifo
 from mqd.base.offset_reset import parse_offset_reset
-from mqd.cluster.metadata.features import has_dead_letters, has_share_groups, has_streams_groups, levels
+from mqd.cluster.metadata.features import dead_letters_allowed, has_share_groups, has_streams_groups, levels
 from mqd.coordinator.group.consumer.cluster import ClientIdentity, Topic
 from mqd.coordinator.group.regex import RegexMatcher
 from mqd.coordinator.group.settings import ConsumerSettings, ShareSettings, StreamsSettings
@@ -69,11 +69,11 @@ class BrokerCluster:
         return has_streams_groups(self._feature_levels())
 
     @property
-    def has_dead_letters(self) -> bool:
+    def dead_letters_allowed(self) -> bool:
         """Whether the cluster's feature levels include dead letters; if not, rejected records are
         archived immediately.
         """
-        return has_dead_letters(self._feature_levels())
+        return dead_letters_allowed(self._feature_levels())
 
     def _feature_levels(self) -> Mapping[str, int]:
         metadata = self._broker.metadata

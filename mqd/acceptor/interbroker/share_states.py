@@ -83,13 +83,13 @@ class ShareStates:
         coordinator: Coordinator,
         groups: Coordinator,
         settings_of: Callable[[str], ShareSettings],
-        has_dead_letters: Callable[[], bool] = lambda: False,
+        dead_letters_allowed: Callable[[], bool] = lambda: False,
     ) -> None:
         self._broker = broker
         self._coordinator = coordinator
         self._groups = groups
         self._settings_of = settings_of
-        self._has_dead_letters = has_dead_letters
+        self._dead_letters_allowed = dead_letters_allowed
         # handles a READ or WRITE of the worker that owns the share-partition; replaced by
         # DeadLetters.respond_to_owner(), which also observes the state
         self.respond_to_owner: Callable[[int, str, bytes, Any], Awaitable[Any]] = self.respond_one
@@ -119,7 +119,7 @@ class ShareStates:
             first_offset = await self._first_offset(topic.topic_id, result, settings.offset_reset.duration_ms)
         response_class: Any = message_class(api_key, "Response")
         response = response_class(results=[response_class.Topic(topic_id=topic.topic_id, partitions=[result])])
-        return settings.pack(first_offset, self._has_dead_letters()) + codec.encode(response, version)
+        return settings.pack(first_offset, self._dead_letters_allowed()) + codec.encode(response, version)
 
     async def _first_offset(self, topic_id: bytes, result: Any, duration_ms: int) -> int:
         """Returns the offset at which a share-partition without a start offset begins (-1: its end),

@@ -180,7 +180,7 @@ def has_streams_groups(current: Mapping[str, int]) -> bool:
     return current[STREAMS_VERSION] >= 1 and current[MQD_VERSION] >= STREAMS_GROUPS_LEVEL
 
 
-def has_dead_letters(current: Mapping[str, int]) -> bool:
+def dead_letters_allowed(current: Mapping[str, int]) -> bool:
     """share.version 1 suffices, although Kafka 4.4 requires 2: level 2 needs the metadata.version of
     4.4, but mqd presents itself to Kafka's tools as a cluster of 4.2.
     """

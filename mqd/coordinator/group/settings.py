@@ -83,9 +83,9 @@ class ShareSettings(msgspec.Struct, frozen=True):
     read_committed: bool = False
     offset_reset: OffsetReset = OffsetReset(LATEST)
 
-    def pack(self, start_offset: int = 0, has_dead_letters: bool = False) -> bytes:
+    def pack(self, start_offset: int = 0, dead_letters_allowed: bool = False) -> bytes:
         """The settings that workers need, in the format of docs/design/share-groups.md.
-        `start_offset` is used only with the offset reset `by_duration`. `has_dead_letters`: the
+        `start_offset` is used only with the offset reset `by_duration`. `dead_letters_allowed`: the
         cluster's features allow dead letters.
         """
         return (
@@ -95,7 +95,7 @@ class ShareSettings(msgspec.Struct, frozen=True):
                 self.record_locks_max,
                 self.read_committed,
                 self.offset_reset.kind,
-                HAS_DEAD_LETTERS * (has_dead_letters and bool(self.dead_letter_topic)) | HAS_FIFO * self.fifo.is_on,
+                HAS_DEAD_LETTERS * (dead_letters_allowed and bool(self.dead_letter_topic)) | HAS_FIFO * self.fifo.is_on,
                 len(self.fifo.header),
                 start_offset,
                 self.retry_backoff_ms,

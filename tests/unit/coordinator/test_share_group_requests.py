@@ -107,7 +107,7 @@ def test_both_features_are_needed() -> None:
 def test_dead_letters_need_a_level_of_their_own() -> None:
     level = features.DEAD_LETTERS_LEVEL
     for share, mqd, expected in ((1, level, True), (0, level, False), (1, level - 1, False)):
-        assert features.has_dead_letters({features.SHARE_VERSION: share, features.MQD_VERSION: mqd}) is expected
+        assert features.dead_letters_allowed({features.SHARE_VERSION: share, features.MQD_VERSION: mqd}) is expected
 
 
 def test_heartbeats_that_are_invalid_in_any_group(run: Callable[..., None]) -> None:
