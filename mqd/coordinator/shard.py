@@ -12,9 +12,9 @@ Invariants (check())
     H3  a unit has at most one batch without a producer id, so that its records without a producer
         id are written together or not at all, even if other batches of the unit fail
     H4  a core that is_empty and has nothing in flight is dropped with its timers
-    H5  a marker ends its producer's open transaction only if the transaction's epoch is the
-        marker's or older; a bumped marker (KIP-890) requires an older one. Otherwise it is refused,
-        because it has been written before
+    H5  a marker ends its producer's open transaction only if the transaction's epoch is at
+        most the marker's (below it for a bumped marker, KIP-890). Otherwise the marker was written
+        before and is refused
     H6  with a budget, every core's bytes are charged to it, and returned when the core is dropped
 """
 

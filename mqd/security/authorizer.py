@@ -12,7 +12,8 @@
 For each principal and host the rules of one resource type are compiled into a RightsTable, which
 the reactor gets too (subject.py).
 
-If the host is not known (""), DENY rules for any host apply, but only the ALLOW rules for host `*`.
+If the host is not known (""), all DENY rules apply, whatever their host, but only those ALLOW rules
+whose host is `*`.
 
 Invariants
     A1  a RightsTable is never older than the rules: every change of rules drops all tables
@@ -156,7 +157,7 @@ class Authorizer:
                 allowing_rule = allowing_rule or binding
         if allowing_rule is not None:
             return Verdict(True, "a rule allows it", allowing_rule)
-        if self.allow_everyone and not self._is_resource_named(resource_type, name):
+        if self.allow_everyone and not self._any_rule_covers(resource_type, name):
             return Verdict(True, "no rule names the resource, and allow.everyone.if.no.acl.found is true")
         return Verdict(False, "no rule allows it")
 
@@ -198,7 +199,7 @@ class Authorizer:
             return []
         return [(pattern_type, name) for kind, pattern_type, name in self._patterns if kind == resource_type]
 
-    def _is_resource_named(self, resource_type: int, name: str) -> bool:
+    def _any_rule_covers(self, resource_type: int, name: str) -> bool:
         patterns = self._patterns
         return (
             (resource_type, PatternType.LITERAL, name) in patterns

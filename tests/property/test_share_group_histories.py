@@ -168,7 +168,7 @@ def any_epoch_is_accepted(patch: pytest.MonkeyPatch) -> None:
 
 @planted
 def administrators_need_no_empty_group(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(OffsetsAdmin, "_change_error", lambda self: 0)
+    patch.setattr(OffsetsAdmin, "_error_if_unchangeable", lambda self: 0)
 
 
 @planted

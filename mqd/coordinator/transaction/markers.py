@@ -11,7 +11,7 @@ Invariants
     M3  a failed write is retried with growing delays (RETRY_S) while that core exists; after a
         restart the log shows which markers remain
     M4  if a marker with a bumped epoch is refused because of that epoch, an earlier attempt has
-        written it (whose coordinator died, or whose response was lost), and the marker counts as
+        already written it (its coordinator died, or its response was lost), and the marker counts as
         written: any open transaction in that partition is the producer's next one. The partition's
         owner refuses the repetition only once the first marker is below the high watermark
     M5  a marker is sent only while its core still needs it. When a core is gone its successor
@@ -47,7 +47,7 @@ Append = Callable[[str, int, int, int, int, bool, bool], "asyncio.Future[object]
 
 
 class MarkerCoordinator(Protocol):
-    """The part of the transactional ids' runtime.Coordinator that Markers uses."""
+    """The part of runtime.Coordinator (the one for transactional ids) that Markers uses."""
 
     def core(self, name: str) -> Core | None: ...
 
@@ -179,7 +179,7 @@ class Markers:
             self._drop(job)
             return
         failure = append.exception()
-        if failure is not None and not self._is_closed(job, partition, failure):
+        if failure is not None and not self._is_transaction_over(job, partition, failure):
             self._retry(job, partition, failure)
             return
         job.remaining_count -= 1
@@ -194,7 +194,7 @@ class Markers:
             with contextlib.suppress(CoordinatorError):
                 self._coordinator.post(job.name, MarkersWritten(job.effect.attempt))
 
-    def _is_closed(self, job: _Job, partition: Partition, failure: BaseException) -> bool:
+    def _is_transaction_over(self, job: _Job, partition: Partition, failure: BaseException) -> bool:
         """Whether the failure means that no open transaction is left in the partition."""
         if not isinstance(failure, (AppendError, CoordinatorError)):
             self._log_failure(job, partition, failure)

@@ -65,10 +65,10 @@ def _assignment(group: ConsumerGroup, partitions: Partitions) -> _Assignment:
 
 def delaying_members(group: ConsumerGroup) -> list[DelayingMember]:
     """The members that others wait for, longest silent first. `waited_for`: "revocation" (it must
-    release partitions), "return" (an absent static member owns partitions of other members'
-    targets), "join" or "sync" (a classic member must send this request), "heartbeat" (it owns
-    partitions of other members' targets; the response to its next heartbeat will request their
-    release).
+    release partitions), "return" (an absent static member still owns partitions assigned to
+    other members), "join" or "sync" (a classic member must send this request), "heartbeat" (it
+    still owns partitions assigned to other members; the response to its next heartbeat will request
+    their release).
     """
     delaying_ids: set[str] = set()
     for member_id, member in group.members.items():

@@ -83,7 +83,7 @@ class OffsetsAdmin:
 
     def on_alter(self, event: AlterOffsets, now_ms: int, replies: list[Action]) -> None:
         group = self._group
-        error = self._change_error()
+        error = self._error_if_unchangeable()
         if error:
             replies.append(Reply(event.request, _AlterResponse(error_code=error, error_message=error_message(error))))
             return
@@ -146,7 +146,7 @@ class OffsetsAdmin:
 
     def on_delete(self, event: DeleteOffsets, now_ms: int, replies: list[Action]) -> None:
         group, states = self._group, self._group.states
-        error = self._change_error()
+        error = self._error_if_unchangeable()
         if error:
             replies.append(Reply(event.request, _DeleteResponse(error_code=error, error_message=error_message(error))))
             return
@@ -172,7 +172,7 @@ class OffsetsAdmin:
 
     def on_delete_group(self, request: int, replies: list[Action]) -> None:
         group, states = self._group, self._group.states
-        error = self._change_error()
+        error = self._error_if_unchangeable()
         if error:
             replies.append(Reply(request, error))
             return
@@ -231,7 +231,7 @@ class OffsetsAdmin:
         self._group.is_deleted = True
         replies.append(Reply(request, 0))
 
-    def _change_error(self) -> int:
+    def _error_if_unchangeable(self) -> int:
         """Returns the error if the offsets cannot be changed now, otherwise 0. Only one change runs
         at a time: its outcome decides what the next one may do.
         """
