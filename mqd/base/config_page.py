@@ -62,9 +62,9 @@ def markdown() -> str:
         "",
         "## Consumer and share groups",
         "",
-        "Settings of a group of the consumer protocol (KIP-848), a share group (KIP-932) or a streams group",
-        "(KIP-1071): `mqd config set group/jobs share.isolation.level=read_committed`, or IncrementalAlterConfigs",
-        "on a resource of type GROUP.",
+        "Settings of a group that uses the consumer protocol (KIP-848), a share group (KIP-932) or a",
+        "streams group (KIP-1071): `mqd config set group/jobs share.isolation.level=read_committed`, or",
+        "IncrementalAlterConfigs on a resource of type GROUP.",
         "",
         *_markdown_table(
             list(GROUP.values()), "Broker's property", lambda row: f"`{row.broker_name}`" if row.broker_name else ""

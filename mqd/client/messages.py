@@ -1,4 +1,4 @@
-"""Message, with confluent_kafka's method names, and confluent_kafka's own classes that clients use.
+"""A Message class with confluent_kafka's method names, and confluent_kafka classes for clients.
 
 1. `Message` is a subclass of confluent_kafka.Message, but every method is ours: its C fields are not
    used.
@@ -320,8 +320,8 @@ def _read_varint(data, position: int) -> tuple[int, int]:
 
 
 def decode_headers(data: bytes | memoryview) -> list[tuple[str, bytes | None]]:
-    """Decodes a record's header section, which begins with the count. Raises ValueError if it is
-    invalid, since any producer can have written it.
+    """Decodes a record's header section, which begins with the count. The bytes come from an
+    arbitrary producer: raises ValueError if they are malformed.
     """
     try:
         count, position = _read_varint(data, 0)

@@ -181,7 +181,8 @@ ALERTS = (
         f"max by ({CLUSTER_LABEL}, group) (mqd_dead_letters_oldest_seconds) > 300",
         "1m",
         False,
-        "Dead letters of share group {{ $labels.group }} have not been written for {{ $value | humanizeDuration }}",
+        "The oldest dead letter of share group {{ $labels.group }} has been waiting to be written for {{ $value |"
+        " humanizeDuration }}",
     ),
     Alert(
         "MqdDeadLettersWritten",

@@ -1,4 +1,4 @@
-"""The series of partitions, as text: six for each partition on this host.
+"""The Prometheus series of this host's partitions, as text: six per partition.
 
 prometheus_client takes 10 us per sample, so it would take a second for 10,000 partitions; formatting
 the lines here takes a twentieth of that. Topic names contain no character that the format requires

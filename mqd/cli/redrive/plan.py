@@ -139,9 +139,9 @@ def is_moved(letter: StoredRecord, origin: Origin, earlier: Iterable[EarlierRedr
 
 
 def needs_source(letter: StoredRecord) -> bool:
-    """Whether the record must be read from its topic, because the letter has no copy of it. A copy
-    of a record without key, value and headers looks the same; reading that record again does no
-    harm.
+    """Whether the record must be read from its topic, because the letter has no copy of it. A
+    letter with a copy looks the same if its record has no key, no value and no headers; reading
+    that record again does no harm.
     """
     return letter.key is None and letter.value is None and not _application_headers(letter.headers)
 

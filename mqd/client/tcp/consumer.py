@@ -141,14 +141,14 @@ class TcpConsumer:
         self._interrupted = True
 
     def uninterrupt(self) -> None:
-        """Drops an interrupt() that came after its take() or gather() had ended. Must not be called while
-        either runs.
+        """Clears an interrupt() that came after the take() or gather() it was meant for had ended. Must
+        not be called while either runs.
         """
         self._interrupted = False
 
     def give_back(self, messages: list[Any]) -> None:
         """Takes back `messages`, the end of the latest result of take() or gather(), because they did not
-        reach the application: they are returned next, and commits end before them.
+        reach the application: they are returned next, and committed offsets stop short of them.
         """
         self._taken = self._taken[: len(self._taken) - len(messages)]
         self._mark_taken_as_returned()

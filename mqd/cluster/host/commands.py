@@ -1,5 +1,6 @@
-"""Client requests that the worker that owns a partition carries out: the host core forwards them as
-commands. They are not in the metadata log. Part of the host core (mqd/cluster/host/core.py).
+"""Requests from clients that must be carried out by the worker that owns the partition: the host
+core forwards them as commands. They are not in the metadata log. Part of the host core
+(mqd/cluster/host/core.py).
 """
 
 from collections.abc import Hashable

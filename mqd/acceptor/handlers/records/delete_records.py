@@ -52,12 +52,12 @@ async def _partition(
         return result(ErrorCode.INVALID_TOPIC_EXCEPTION)
     if broker.metadata.log_topic_of(name) != name:  # a view cannot delete the records of its base topic
         return result(ErrorCode.POLICY_VIOLATION)
-    view = broker.view(partition)
-    if view is None:
+    slot_view = broker.view(partition)
+    if slot_view is None:
         return result(broker.unserved_error(partition))
     if _is_compact_only(broker, name):
         return result(ErrorCode.POLICY_VIOLATION)
-    if offset < HIGH_WATERMARK or offset > view.high_watermark:
+    if offset < HIGH_WATERMARK or offset > slot_view.high_watermark:
         return result(ErrorCode.OFFSET_OUT_OF_RANGE)
     response = await broker.controller.request(
         messages.DeleteRecords(name, index, offset), max(timeout_ms, TIMEOUT_MS_MIN)
