@@ -146,7 +146,7 @@ class FetcherOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Event(msgspec.Struct, frozen=True):
-    """struct mqd_event."""
+    """struct mqd_event. For some kinds a field has another meaning: see the properties."""
 
     kind: int  # EventKind
     slot: int  # SLOT_NONE = none
@@ -161,6 +161,31 @@ class Event(msgspec.Struct, frozen=True):
     proposal: Proposal | None = None  # PROPOSE_IN_SYNC
     slow: SlowRequest | None = None
     count: int = 0  # DENIED: denials that this event reports
+
+    @property
+    def node_id(self) -> int:
+        """RELAY_REQUESTED: of the leader."""
+        return self.offset
+
+    @property
+    def worker(self) -> int:
+        """RELAY_REQUESTED: the leader's worker."""
+        return self.log_dir
+
+    @property
+    def lane(self) -> int:
+        """RELAY_REQUESTED: enum mqd_relay_lane."""
+        return self.level
+
+    @property
+    def operation(self) -> int:
+        """DENIED."""
+        return self.level
+
+    @property
+    def resource_type(self) -> int:
+        """DENIED."""
+        return self.offset
 
 
 class SlowRequest(msgspec.Struct, frozen=True):
@@ -186,17 +211,15 @@ class Proposal(msgspec.Struct, frozen=True):
 
 
 def _slow_request(event: Any) -> SlowRequest:
-    """Decodes a SLOW event, whose fields have other meanings: `error` is the client id's size in
-    `text`, `offset` the API key, `level` the version, `token` the total time.
-    """
+    """Decodes a SLOW event."""
     text = bytes(ffi.buffer(event.text))
-    client_id, principal = text[: event.error], text[event.error :].rstrip(b"\0")
+    client_id, principal = text[: event.client_id_bytes], text[event.client_id_bytes :].rstrip(b"\0")
     return SlowRequest(
-        event.offset,
-        event.level,
+        event.api_key,
+        event.api_version,
         client_id.decode("utf-8", "replace"),
         principal.decode("utf-8", "replace"),
-        event.token,
+        event.total_us,
         tuple(event.spent_us[part] for part in Spent),
         event.count,
     )

@@ -87,8 +87,7 @@ class Forwarding:
 
     def on_requested(self, event: native.Event) -> None:
         """Handles MQD_EVENT_RELAY_REQUESTED."""
-        # the event's fields hold the route: leader, worker and lane
-        route = Route(event.offset, event.log_dir, event.level)
+        route = Route(event.node_id, event.worker, event.lane)
         if route not in self._dialling:
             self._dial(route)
         elif route in self._resolved:

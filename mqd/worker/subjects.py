@@ -69,7 +69,9 @@ class Subjects:
     def on_denied(self, event: native.Event) -> None:
         """Handles MQD_EVENT_DENIED."""
         principal, host = self._present.get(event.token, ("unknown", ""))
-        self._audit.record_denial(principal, host, event.level, event.offset, event.text, self._log_only, event.count)
+        self._audit.record_denial(
+            principal, host, event.operation, event.resource_type, event.text, self._log_only, event.count
+        )
 
     def change(self, put: Mapping[bytes, AclBinding], removed: Iterable[bytes]) -> None:
         removed_bindings = [self._rules.bindings[acl_id] for acl_id in removed if acl_id in self._rules.bindings]

@@ -197,8 +197,8 @@ int mqd_reactor_fetcher_remove(struct mqd_reactor *reactor, uint64_t token, int3
 int mqd_reactor_set_fetcher_rate(struct mqd_reactor *reactor, uint64_t token, int64_t bytes_per_second_max);
 
 /* Produce requests of local clients for partitions that other hosts lead (server/relay/relay.h).
- * MQD_EVENT_RELAY_REQUESTED requests a connection: offset = the leader's node id, log_dir = which
- * of its workers, level = enum mqd_relay_lane. Answer it with relay_put or relay_refuse. */
+ * MQD_EVENT_RELAY_REQUESTED requests a connection: node_id = the leader's, worker = which of its
+ * workers, lane = enum mqd_relay_lane. Answer it with relay_put or relay_refuse. */
 #define MQD_RELAY_COUNT_MAX 4096
 enum mqd_relay_lane { MQD_RELAY_LANE_PLAIN, MQD_RELAY_LANE_TRANSACTIONS, MQD_RELAY_LANE_COUNT };
 struct mqd_relay_options {
@@ -255,8 +255,8 @@ enum mqd_event_kind {
     /* producers still write to the retired partition in slot, which this worker leads; sent once
      * the partition is hidden from clients, at most once a second */
     MQD_EVENT_RETIRED_USED,
-    /* request for a connection to a leader: offset = its node id, log_dir = its worker index,
-     * level = the lane */
+    /* request for a connection to the leader node_id: worker = the index of its worker, and the
+     * lane */
     MQD_EVENT_RELAY_REQUESTED,
     MQD_EVENT_RELAY_ENDED, /* the relay connection put with `token` has ended: error, text */
     /* a client of listener `slot` has authenticated by its certificate as `text`, a distinguished
@@ -266,13 +266,12 @@ enum mqd_event_kind {
      * connections wait */
     MQD_EVENT_SUBJECT_REQUESTED,
     MQD_EVENT_SUBJECT_GONE, /* subject `token` is no longer used */
-    /* subject `token` was denied an operation: level = the operation, offset = the resource type,
-     * text = the resource's name, count = the number of such denials */
+    /* subject `token` was denied `operation` on a resource of resource_type: text = the resource's
+     * name, count = the number of such denials */
     MQD_EVENT_DENIED,
-    /* a slow request was answered: offset = its API key, level = its version, token = how many
-     * microseconds it took (spent_us: on what), text = the client id followed by the principal,
-     * error = the client id's length in bytes, count = the number of slow requests before it that
-     * were not reported */
+    /* a slow request was answered: api_key, api_version, total_us = how long it took (spent_us: on
+     * what), text = the client id followed by the principal, client_id_bytes, count = the number of
+     * slow requests before it that were not reported */
     MQD_EVENT_SLOW,
     MQD_EVENT_RESUMED /* the reactor was idle (mqd_reactor_is_idle) and no longer is */
 };
@@ -290,13 +289,32 @@ enum mqd_spent {
 struct mqd_event {
     uint32_t kind;
     uint32_t slot; /* UINT32_MAX = none */
-    uint64_t token;
-    int32_t error;
-    uint32_t log_dir;
-    int64_t offset;
+    union {
+        uint64_t token;
+        uint64_t total_us; /* for SLOW */
+    };
+    union {
+        int32_t error;
+        int32_t client_id_bytes; /* for SLOW */
+    };
+    union {
+        uint32_t log_dir;
+        uint32_t worker; /* for RELAY_REQUESTED */
+    };
+    union {
+        int64_t offset;
+        int64_t node_id;       /* for RELAY_REQUESTED */
+        int64_t resource_type; /* for DENIED */
+        int64_t api_key;       /* for SLOW */
+    };
     uint64_t connection; /* 0 = none */
-    uint32_t level;      /* syslog numbers: 3 error, 4 warning, 6 info, 7 debug */
-    uint32_t count;      /* for DENIED and SLOW */
+    union {
+        uint32_t level;       /* syslog numbers: 3 error, 4 warning, 6 info, 7 debug */
+        uint32_t lane;        /* for RELAY_REQUESTED */
+        uint32_t operation;   /* for DENIED */
+        uint32_t api_version; /* for SLOW */
+    };
+    uint32_t count; /* for DENIED and SLOW */
     struct mqd_partition *partition;
     struct mqd_replica_proposal *proposal; /* for PROPOSE_IN_SYNC; otherwise NULL */
     uint64_t spent_us[8];                  /* for SLOW: by enum mqd_spent */
@@ -314,10 +332,11 @@ int mqd_reactor_is_idle(const struct mqd_reactor *reactor);
  * the range includes segments that may not be replaced. */
 int mqd_reactor_segments_replaced(struct mqd_reactor *reactor, uint64_t token, uint32_t slot, int64_t first,
                                   int64_t last);
-/* hold 1: no truncation of the log (a follower truncates to where it agrees with its leader) starts
- * until hold 0; -1: query only. The event's offset counts the truncations since the log was opened:
- * data read under a different count must not replace anything. A truncation reaches below the high
- * watermark, and so into compacted data, only after an unclean election. */
+/* hold = 1: until a call with hold = 0, no truncation of the log starts (a follower truncates its
+ * log to where it agrees with its leader's). hold = -1: query only. The event's offset counts the
+ * truncations since the log was opened: data read under a different count must not replace
+ * anything. A truncation reaches below the high watermark, and so into compacted data, only after
+ * an unclean election. */
 int mqd_reactor_segments_hold(struct mqd_reactor *reactor, uint64_t token, uint32_t slot, int32_t hold);
 
 #endif

@@ -218,9 +218,9 @@ static void request_connection(struct mqd_reactor *r, struct mqd_relay *relay)
         return;
     struct mqd_event event = {.kind = MQD_EVENT_RELAY_REQUESTED,
                               .slot = UINT32_MAX,
-                              .offset = relay->leader_node,
-                              .log_dir = relay->leader_worker,
-                              .level = relay->lane};
+                              .node_id = relay->leader_node,
+                              .worker = relay->leader_worker,
+                              .lane = relay->lane};
     relay->connect_requested = 1;
     relay->connect_by_ms = r->now_ms + CONNECT_MS_MAX;
     mqd_reactor_emit(r, &event);

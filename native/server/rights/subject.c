@@ -326,8 +326,8 @@ static void report_denial(struct mqd_reactor *r, const struct mqd_connection *c,
                               .slot = UINT32_MAX,
                               .token = subject->id,
                               .connection = c->id,
-                              .offset = type,
-                              .level = operation,
+                              .resource_type = type,
+                              .operation = operation,
                               .count = 1 + (is_repeated ? subject->denied_unreported[entry] : 0)};
     memcpy(event.text, name, name_bytes < sizeof event.text ? name_bytes : sizeof event.text - 1);
     if (!mqd_reactor_emit(r, &event)) {

@@ -104,12 +104,12 @@ void mqd_slow_report(struct mqd_reactor *r, const struct mqd_connection *c, cons
         return;
     if (c->muted)
         event.spent_us[MQD_SPENT_THROTTLE] = elapsed_us(r->now_ns, c->muted_until_ns);
-    event.token = total_us;
-    event.offset = request->api_key;
-    event.level = (uint32_t)request->version;
+    event.total_us = total_us;
+    event.api_key = request->api_key;
+    event.api_version = (uint32_t)request->version;
     event.count = r->slow_omitted_count;
     r->slow_omitted_count = 0;
-    event.error = c->slow_client_bytes;
+    event.client_id_bytes = c->slow_client_bytes;
     memcpy(event.text, c->slow_client, c->slow_client_bytes);
     uint32_t room = sizeof event.text - 1 - c->slow_client_bytes;
     if (c->principal)

@@ -406,8 +406,8 @@ BOTH(denials_are_reported_once_and_allowed_where_they_are_only_logged)
             CHECK_EQUAL(produce_error(&client), on ? DENIED : 0);
         struct mqd_event event = rights_event(b, MQD_EVENT_DENIED);
         CHECK_EQUAL(event.token, subject);
-        CHECK_EQUAL(event.level, 4);
-        CHECK_EQUAL(event.offset, 2);
+        CHECK_EQUAL(event.operation, 4);
+        CHECK_EQUAL(event.resource_type, 2);
         CHECK(strcmp(event.text, "quick") == 0);
         CHECK_EQUAL(event.count, 1);
         bench_topic_put(b, b->topic_id, "quick", bench_slots, PARTITIONS);

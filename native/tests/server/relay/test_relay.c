@@ -18,9 +18,9 @@ BOTH(written_at_the_leader)
     struct part first = one_record(1, 41, 64);
     submit(&local, 1, -1, first);
     struct mqd_event expected = relay_event(b, MQD_EVENT_RELAY_REQUESTED);
-    CHECK_EQUAL(expected.offset, LEADER);
-    CHECK_EQUAL(expected.log_dir, 1);
-    CHECK_EQUAL(expected.level, MQD_RELAY_LANE_PLAIN);
+    CHECK_EQUAL(expected.node_id, LEADER);
+    CHECK_EQUAL(expected.worker, 1);
+    CHECK_EQUAL(expected.lane, MQD_RELAY_LANE_PLAIN);
     relay_put(b, client_open_as(b, 1, 2).fd, MQD_RELAY_LANE_PLAIN, LIMIT_MS);
     struct produced produced = outcome(&local);
     CHECK_EQUAL(produced.correlation_id, 1);
