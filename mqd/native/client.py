@@ -110,7 +110,7 @@ class Client:
 
     @property
     def free_bytes(self) -> int:
-        return lib.mqd_client_free_bytes(self.pointer)
+        return lib.mqd_client_available_bytes(self.pointer)
 
     def submit(self, frame: bytes) -> bool:
         """Submits a whole request. `frame` begins with the api key; its correlation id must be

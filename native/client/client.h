@@ -61,7 +61,7 @@ uint32_t mqd_client_response(struct mqd_client *client, const uint8_t **bytes);
 int mqd_client_wait(struct mqd_client *client, int64_t timeout_us);
 void mqd_client_wake(struct mqd_client *client);
 /* free bytes of the producer's memory; without a producer, of the memory for requests */
-uint64_t mqd_client_free_bytes(const struct mqd_client *client);
+uint64_t mqd_client_available_bytes(const struct mqd_client *client);
 
 /* ---- requests that most programs need ---- */
 

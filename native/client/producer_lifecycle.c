@@ -142,7 +142,7 @@ void mqd_producer_close(struct mqd_producer *producer)
     free(producer);
 }
 
-uint64_t mqd_client_free_bytes(const struct mqd_client *client)
+uint64_t mqd_client_available_bytes(const struct mqd_client *client)
 {
     const struct mqd_producer *producer = client->producer;
     if (!producer)
@@ -338,7 +338,7 @@ static void requeue_sent(struct mqd_producer *producer)
         batch->maybe_written = true;
         if (batch->abandoned) {
             mqd_list_remove(&batch->node);
-            batch->chunk_count = 0; /* has_bytes: it was not moved */
+            batch->chunk_count = 0; /* it was not moved (see has_bytes) and has no chunks to free */
             mqd_producer_batch_free(producer, batch);
         }
     }
@@ -373,7 +373,7 @@ int mqd_producer_move(struct mqd_producer *producer, struct mqd_client *to)
     if (old->in_fork_child || to->producer_serial)
         return mqd_error_set_static(
             MQD_E_INVALID,
-            "a producer can move only to an attachment that never had one, in the process that opened it");
+            "a producer can move only to an attachment that has never had a producer, and never in a forked child");
     mqd_client_take_replies(old); /* handles the responses that arrived before the attachment ended */
     if (plan_move(producer, to, &move)) {
         free(move.first_chunks);

@@ -49,8 +49,8 @@ enum mqd_follow_error {
     MQD_FOLLOW_FULL,    /* the maximum for one write is staged: write, then continue after taken_bytes */
     MQD_FOLLOW_CORRUPT, /* the batch after taken_bytes is invalid, or its CRC is wrong */
     MQD_FOLLOW_OFFSET,  /* ... does not begin where the log ends */
-    /* ... begins below the end of an empty log and extends beyond it (the leader's log start is
-     * inside it): restart the log with the batch's base offset (next_offset) */
+    /* ... begins below the end of an empty log and extends beyond that end, because the leader's log
+     * start is inside the batch: restart the log with the batch's base offset (next_offset) */
     MQD_FOLLOW_BEFORE,
     MQD_FOLLOW_EPOCH, /* ... has a negative epoch, or a higher one than the leader */
     MQD_FOLLOW_FAILED /* the partition is fenced, or out of memory */
@@ -92,9 +92,9 @@ struct mqd_truncation {
  * fenced. */
 int mqd_partition_truncate(struct mqd_partition *partition, int64_t offset, int64_t now_ms, struct mqd_truncation *out);
 /* Empties the log; it then begins and ends at `offset`, which may be any offset. Otherwise like
- * mqd_partition_truncate. batch_offset: the base offset, below `offset`, of the batch that contains
- * the leader's log start (MQD_FOLLOW_BEFORE) and may then be appended; without such a batch, equal
- * to `offset`. */
+ * mqd_partition_truncate. batch_offset: if the leader's log start is inside a batch
+ * (MQD_FOLLOW_BEFORE), the base offset of that batch, which is below `offset`; the batch may be
+ * appended next. Otherwise equal to `offset`. */
 int mqd_partition_restart_at(struct mqd_partition *partition, int64_t offset, int64_t batch_offset, int64_t now_ms,
                              struct mqd_truncation *out);
 

@@ -583,7 +583,7 @@ void mqd_connections_sweep(struct mqd_reactor *r)
 {
     int64_t oldest = r->now_ms - r->options.connection_idle_ms_max;
     for (uint32_t i = r->local_count; i-- > 0;) /* closing an attachment moves the last one to this index */
-        if (mqd_local_is_overdue(r->locals[i]))
+        if (mqd_local_count_period(r->locals[i]))
             mqd_connection_close(r, r->locals[i]->connection, "the local client has ended");
     for (uint32_t i = 0; i < r->connection_end; i++)
         if (r->connections[i] && r->connections[i]->fd >= 0)

@@ -291,7 +291,7 @@ static void housekeeping(struct mqd_reactor *r, int event_count)
     mqd_connections_sweep(r);
     mqd_subjects_tick(r);
     if (r->fetchers)
-        mqd_fetchers_adopt_log_starts(r);
+        mqd_fetchers_report_log_starts(r);
     mqd_set_gauge(r, MQD_GAUGE_ARENA_EXTENTS_USED, mqd_arena_extents_used(r->arena));
     mqd_set_gauge(r, MQD_GAUGE_ARENA_EXTENTS_TOTAL, mqd_arena_extents_total(r->arena));
     mqd_set_gauge(r, MQD_GAUGE_HEAP_BYTES, r->heap_bytes);

@@ -27,9 +27,10 @@
  * The verdict comes from p's producer state. It is 0 (the batch may be its producer's first in the
  * target: p does not know the producer, or the batch is the next after the last one in p),
  * VERDICT_DUPLICATE with the offset (p already has the batch), or an error. With a verdict other
- * than 0 the target stages only a batch that it knows to be the next, or already has
- * (MQD_STAGE_REQUIRE_KNOWN); a batch that it does not know is answered with p's verdict. The
- * target's state takes precedence because p's state no longer changes, and sequences wrap.
+ * than 0 the target accepts a batch only if it knows the producer and so can tell that the batch is
+ * the next one, or a duplicate of one that it has (MQD_STAGE_REQUIRE_KNOWN); otherwise the answer
+ * is p's verdict. The target's state takes precedence because p's state no longer changes, and
+ * sequences wrap.
  *
  * Invariants
  *   D1  no batch is redirected before everything that p appended (up to sealed_end) is below its

@@ -38,7 +38,7 @@ static bool begin(struct setup *s, const char *name, const struct mqd_producer_o
     CHECK_OR(s->client, return false);
     s->producer = mqd_producer_open(s->client, options);
     CHECK_OR(s->producer, return false);
-    s->free_bytes = mqd_client_free_bytes(s->client);
+    s->free_bytes = mqd_client_available_bytes(s->client);
     return true;
 }
 

@@ -23,9 +23,9 @@
 
 #define MARK_BYTES_MAX 64
 
-/* ---- marks ---- */
+/* ---- mark files ---- */
 
-static int mark_path(char out[PATH_MAX], const char *directory, const char *name)
+static int mark_file_path(char out[PATH_MAX], const char *directory, const char *name)
 {
     return snprintf(out, PATH_MAX, "%s/%s", directory, name) < PATH_MAX
                ? 0
@@ -33,10 +33,10 @@ static int mark_path(char out[PATH_MAX], const char *directory, const char *name
 }
 
 /* Returns 1 if the mark was read, 0 if there is none, -1 if it cannot be read or is malformed. */
-static int read_mark(const char *directory, const char *name, int64_t *cut_offset, int64_t *start_offset)
+static int read_mark_file(const char *directory, const char *name, int64_t *cut_offset, int64_t *start_offset)
 {
     char path[PATH_MAX], text[MARK_BYTES_MAX + 1];
-    if (mark_path(path, directory, name) < 0)
+    if (mark_file_path(path, directory, name) < 0)
         return -1;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
@@ -69,7 +69,7 @@ static int load_truncated(const char *directory, struct mqd_truncation_marks *ou
         return mqd_error_system(errno, "cannot list %s", directory);
     while (result >= 0 && (entry = readdir(stream)))
         if (strncmp(entry->d_name, MQD_TRUNCATED_PREFIX, sizeof MQD_TRUNCATED_PREFIX - 1) == 0 &&
-            (result = read_mark(directory, entry->d_name, &cut, &ignored)) == 1 && cut < out->trusted_below)
+            (result = read_mark_file(directory, entry->d_name, &cut, &ignored)) == 1 && cut < out->trusted_below)
             out->trusted_below = cut;
     closedir(stream);
     return result < 0 ? -1 : 0;
@@ -78,7 +78,7 @@ static int load_truncated(const char *directory, struct mqd_truncation_marks *ou
 int mqd_truncation_load(const char *directory, struct mqd_truncation_marks *out)
 {
     *out = (struct mqd_truncation_marks){.cut_offset = -1, .start_offset = -1, .trusted_below = INT64_MAX};
-    int pending = read_mark(directory, MQD_TRUNCATING_FILE, &out->cut_offset, &out->start_offset);
+    int pending = read_mark_file(directory, MQD_TRUNCATING_FILE, &out->cut_offset, &out->start_offset);
     if (pending < 0 || load_truncated(directory, out) < 0)
         return -1;
     out->pending = pending == 1;
@@ -93,7 +93,7 @@ int mqd_truncation_begin(const char *directory, int64_t cut_offset, int64_t star
     int size = snprintf(text, sizeof text, "%lld %lld\n", (long long)cut_offset, (long long)start_offset);
     if (PLANTED_LOG_BUG(NO_MARK))
         return 0;
-    return mark_path(path, directory, MQD_TRUNCATING_FILE) < 0
+    return mark_file_path(path, directory, MQD_TRUNCATING_FILE) < 0
                ? -1
                : mqd_file_replace(path, (const uint8_t *)text, (size_t)size);
 }
@@ -101,13 +101,13 @@ int mqd_truncation_begin(const char *directory, int64_t cut_offset, int64_t star
 int mqd_truncation_end(const char *directory, int64_t now_ms)
 {
     char from[PATH_MAX], to[PATH_MAX], name[MARK_BYTES_MAX];
-    if (mark_path(from, directory, MQD_TRUNCATING_FILE) < 0)
+    if (mark_file_path(from, directory, MQD_TRUNCATING_FILE) < 0)
         return -1;
     if (access(from, F_OK) < 0)
         return errno == ENOENT ? 0 : mqd_error_system(errno, "cannot access %s", from);
     do /* finds an unused name, because marks are removed by name */
         snprintf(name, sizeof name, MQD_TRUNCATED_PREFIX "%lld", (long long)now_ms++);
-    while (mark_path(to, directory, name) == 0 && access(to, F_OK) == 0);
+    while (mark_file_path(to, directory, name) == 0 && access(to, F_OK) == 0);
     if (!PLANTED_LOG_BUG(MARK_EARLY) &&
         mqd_file_sync_directory(directory) < 0) /* deletions must be durable before the mark records them */
         return -1;
@@ -170,7 +170,7 @@ static void take_over(struct mqd_partition *partition, struct mqd_partition *fre
     *partition = *fresh;
     *fresh = old;
     mqd_partition_free(fresh);
-    mqd_partition_truncate_marks(partition);
+    mqd_partition_truncate_marks(partition); /* these marks are positions in the log (log/partition_marks.c) */
     mqd_partition_advance_marks(partition);
     mqd_partition_check(partition);
 }
@@ -179,8 +179,8 @@ static void take_over(struct mqd_partition *partition, struct mqd_partition *fre
 static bool is_untouched(const struct mqd_partition *partition)
 {
     char path[PATH_MAX];
-    return mqd_error_is_transient(mqd_error_code()) && mark_path(path, partition->path, MQD_TRUNCATING_FILE) == 0 &&
-           access(path, F_OK) < 0 && errno == ENOENT;
+    return mqd_error_is_transient(mqd_error_code()) &&
+           mark_file_path(path, partition->path, MQD_TRUNCATING_FILE) == 0 && access(path, F_OK) < 0 && errno == ENOENT;
 }
 
 static int cut(struct mqd_partition *partition, int64_t cut_offset, int64_t start_offset, int64_t now_ms,

@@ -396,7 +396,7 @@ void mqd_local_on_event(struct mqd_reactor *r, struct mqd_connection *c, uint32_
         mqd_local_on_end(r, c);
 }
 
-bool mqd_local_is_overdue(struct mqd_local *local)
+bool mqd_local_count_period(struct mqd_local *local)
 {
     return local->connection->hangup && ++local->periods_since_hangup >= OVERDUE_PERIODS;
 }

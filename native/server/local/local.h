@@ -90,9 +90,9 @@ void mqd_local_close(struct mqd_reactor *r, struct mqd_connection *c);
 void mqd_local_on_event(struct mqd_reactor *r, struct mqd_connection *c, uint32_t flags); /* event of the socket */
 /* the client has hung up, or its process has ended */
 void mqd_local_on_end(struct mqd_reactor *r, struct mqd_connection *c);
-/* Called once per housekeeping period, which it counts. Returns whether the client has hung up and
+/* Called once per housekeeping period. Counts the periods since the client hung up; returns whether
  * the attachment has not ended in time. */
-bool mqd_local_is_overdue(struct mqd_local *local);
+bool mqd_local_count_period(struct mqd_local *local);
 
 /* returns the bytes of freed memory to the budget local_bytes_max */
 void mqd_local_return_bytes(struct mqd_reactor *r, uint64_t size_bytes);

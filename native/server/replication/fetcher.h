@@ -56,11 +56,11 @@ void mqd_fetcher_on_step(struct mqd_reactor *r, uint64_t value); /* from the poo
 void mqd_fetchers_read(struct mqd_reactor *r);                   /* once a turn: receives and applies responses */
 /* once a turn, after the flushes were started: sends requests that are due */
 void mqd_fetchers_run(struct mqd_reactor *r);
-/* returns when there will be work to do without an event, on the clock of r->now_ms; -1 = only on
- * events, 0 = immediately */
+/* returns the time, on the clock of r->now_ms, at which work falls due even if no event arrives;
+ * -1 = only on events, 0 = immediately */
 int64_t mqd_fetchers_next_ms(const struct mqd_reactor *r);
 /* called once a second: reports the leaders' log starts that could not be reported before */
-void mqd_fetchers_adopt_log_starts(struct mqd_reactor *r);
+void mqd_fetchers_report_log_starts(struct mqd_reactor *r);
 void mqd_fetchers_close(struct mqd_reactor *r);   /* when the reactor stops: closes the connections */
 void mqd_fetchers_destroy(struct mqd_reactor *r); /* frees the rest */
 

@@ -42,7 +42,7 @@ static void put_off_refused(struct mqd_reactor *r, struct mqd_followed *followed
 /* If the leader's log begins after this log's start, tells Python to move the log start and delete
  * files. The leader states its log start only once, so the offset is remembered and reported later
  * if the event queue is full, or if this replica does not know yet that the offset is committed. */
-static void adopt_log_start(struct mqd_reactor *r, struct mqd_followed *followed, int64_t log_start_offset)
+static void report_log_start(struct mqd_reactor *r, struct mqd_followed *followed, int64_t log_start_offset)
 {
     if (log_start_offset <= followed->reported_log_start)
         return;
@@ -62,7 +62,7 @@ static void adopt_log_start(struct mqd_reactor *r, struct mqd_followed *followed
     r->fetchers->has_pending_log_start = true;
 }
 
-void mqd_fetchers_adopt_log_starts(struct mqd_reactor *r)
+void mqd_fetchers_report_log_starts(struct mqd_reactor *r)
 {
     if (!r->fetchers->has_pending_log_start)
         return;
@@ -74,7 +74,7 @@ void mqd_fetchers_adopt_log_starts(struct mqd_reactor *r)
         if (followed->owned->truncating)
             r->fetchers->has_pending_log_start = true; /* the log is being truncated and must not be used */
         else
-            adopt_log_start(r, followed, followed->pending_log_start);
+            report_log_start(r, followed, followed->pending_log_start);
     }
 }
 
@@ -125,7 +125,7 @@ static void on_empty(struct mqd_reactor *r, struct mqd_followed *followed, const
         return;
     case MQD_REPLICA_APPEND:
         adopt_high_watermark(r, followed, partition->high_watermark);
-        adopt_log_start(r, followed, partition->log_start_offset);
+        report_log_start(r, followed, partition->log_start_offset);
         return;
     case MQD_REPLICA_TRUNCATE:
     case MQD_REPLICA_RESTART:
@@ -239,7 +239,7 @@ static bool on_partition_end(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
             return false;
         }
         if (followed)
-            adopt_log_start(r, followed, partition->log_start_offset);
+            report_log_start(r, followed, partition->log_start_offset);
         return true;
     }
     if ((followed = requested_partition(r, fetcher)))

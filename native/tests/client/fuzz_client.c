@@ -111,7 +111,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
                                            .produce_version = 12};
     struct mqd_producer *producer = mqd_producer_open(client, &options);
     require(producer != NULL);
-    uint64_t numbers[8], free_bytes = mqd_client_free_bytes(client);
+    uint64_t numbers[8], free_bytes = mqd_client_available_bytes(client);
     uint32_t count = data[0] & 7, left = 0;
     int32_t topic = mqd_producer_topic(producer, "t", 2, MQD_PARTITIONER_RANDOM);
     struct mqd_client_topic found;
@@ -127,7 +127,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         mqd_producer_drop(producer, numbers[i]); /* refused for freed ones */
     }
     require(mqd_producer_outstanding_records(producer) == 0);
-    require(left || mqd_client_free_bytes(client) == free_bytes);
+    require(left || mqd_client_available_bytes(client) == free_bytes);
     mqd_producer_close(producer);
     detach(client);
     return 0;

@@ -36,7 +36,7 @@ TEST(welcome_has_the_requested_sizes)
     CHECK_EQUAL(fake.hello.abi_hash, mqd_local_abi_hash());
     CHECK_EQUAL(mqd_client_worker(client), 0);
     CHECK_EQUAL(mqd_control_worker_count(mqd_client_control(client)), 1);
-    CHECK_EQUAL(mqd_client_free_bytes(client), 16 << 10);
+    CHECK_EQUAL(mqd_client_available_bytes(client), 16 << 10);
     CHECK_EQUAL(mqd_client_wait(client, 1000), 0);
     mqd_client_close(client);
     fake_close(&fake);
@@ -136,7 +136,7 @@ TEST(requests_and_responses_of_all_sizes)
     }
     CHECK_EQUAL(taken, total);
     CHECK(full > 0);
-    CHECK_EQUAL(mqd_client_free_bytes(client), 16 << 10);
+    CHECK_EQUAL(mqd_client_available_bytes(client), 16 << 10);
     mqd_client_close(client);
     fake_close(&fake);
 }

@@ -191,7 +191,7 @@ TEST(batches_contain_the_appended_records)
         CHECK_EQUAL(taken, c.view.count);
         CHECK_EQUAL(acknowledged, batches);
         CHECK_EQUAL(mqd_producer_outstanding_records(s.producer), 0);
-        CHECK_EQUAL(mqd_client_free_bytes(s.client), s.free_bytes);
+        CHECK_EQUAL(mqd_client_available_bytes(s.client), s.free_bytes);
         end(&s);
     }
 }
@@ -333,7 +333,7 @@ TEST(inflight_is_bounded_and_order_kept)
         CHECK_EQUAL(d.batch, numbers[i]);
         CHECK_EQUAL(d.base_offset, i);
     }
-    CHECK_EQUAL(mqd_client_free_bytes(s.client), s.free_bytes);
+    CHECK_EQUAL(mqd_client_available_bytes(s.client), s.free_bytes);
     end(&s);
 }
 
@@ -384,7 +384,7 @@ TEST(a_full_buffer_refuses_then_accepts_again)
                                           (int32_t)(appended * 37 % 900), NULL, -1, NULL, 0, 1)) > 0)
             appended++;
         CHECK_EQUAL(result, 0);
-        CHECK(mqd_client_free_bytes(s.client) < 4096);
+        CHECK(mqd_client_available_bytes(s.client) < 4096);
         int answers = 0;
         mqd_producer_send(s.producer, 0, 1);
         while (answers < 1 + round % 7 && fake_next(&s.fake)) {
@@ -420,7 +420,7 @@ TEST(a_full_buffer_refuses_then_accepts_again)
         CHECK_EQUAL(mqd_client_poll(s.client), 0);
     }
     CHECK_EQUAL(got, appended);
-    CHECK_EQUAL(mqd_client_free_bytes(s.client), s.free_bytes);
+    CHECK_EQUAL(mqd_client_available_bytes(s.client), s.free_bytes);
     end(&s);
 }
 
@@ -541,7 +541,7 @@ TEST(encoded_batches_keep_their_order)
     CHECK_EQUAL(s.fake.batch.record_count, 70);
     CHECK_EQUAL(s.fake.batch.attributes, 3);
     CHECK_EQUAL(mqd_producer_outstanding_records(s.producer), 0);
-    CHECK_EQUAL(mqd_client_free_bytes(s.client), s.free_bytes);
+    CHECK_EQUAL(mqd_client_available_bytes(s.client), s.free_bytes);
     end(&s);
 }
 
