@@ -53,7 +53,7 @@ def future_name(topic: str, partition: int) -> str:
     return directories.aside_name(topic, partition, "future")
 
 
-def futures(log_dir: Path) -> Iterator[tuple[Path, int]]:
+def future_copies(log_dir: Path) -> Iterator[tuple[Path, int]]:
     """Copies in progress (or left by a crash), with their partition index."""
     with os.scandir(log_dir) as entries:
         for entry in entries:
@@ -63,7 +63,7 @@ def futures(log_dir: Path) -> Iterator[tuple[Path, int]]:
 
 
 def find_future(log_dir: Path, topic_id: bytes, partition: int) -> Path | None:
-    for path, index in futures(log_dir):
+    for path, index in future_copies(log_dir):
         try:
             if (
                 index == partition

@@ -14,7 +14,8 @@ K3  a worker may hold connections up to `granted_count`; it leases in advance, b
     arrive faster than it checks, and returns unused blocks when the budget runs out, so that no
     worker starves next to an idle one.
 
-These rules are stated for connections; they apply to memory (local.memory.max.bytes) in MiB.
+These rules are stated for connections; they apply equally to memory (local.memory.max.bytes), which
+is counted in MiB.
 
 K4  when the semaphores are removed under a running broker (systemd's RemoveIPC=, ipcrm), the first
     worker that notices recreates them, and each worker acquires the blocks that it holds from the
@@ -53,7 +54,7 @@ class Budget(msgspec.Struct, frozen=True):
         return cls(block_size, max(1, min(connection_count_max // block_size, _SEMAPHORE_MAX)))
 
     @property
-    def connection_count(self) -> int:
+    def connection_capacity(self) -> int:
         """The whole budget."""
         return self.block_size * self.block_count
 

@@ -21,7 +21,7 @@ from mqd.worker.log_directory import LogDirectory
 _PARTITION = re.compile(r"(.+)-([0-9]+)")
 
 
-def set_strays_aside(
+def set_aside_strays(
     log_dirs: list[LogDirectory], image: Image, worker: int, worker_count: int, files: Files
 ) -> list[tuple[LogDirectory, Path]]:
     """Blocking. Each worker handles the directories that it would own, so that none interferes with
@@ -38,7 +38,7 @@ def set_strays_aside(
         if not log_dir.failure:
             try:
                 to_delete += [
-                    (log_dir, path) for path in _set_unfinished_copies_aside(log_dir, worker, worker_count, files)
+                    (log_dir, path) for path in _set_aside_unfinished_copies(log_dir, worker, worker_count, files)
                 ]
                 to_delete += [
                     (log_dir, path)
@@ -77,8 +77,8 @@ def _set_strays_of_directory_aside(
         ):
             continue
         if topic_id in topic_ids and assigned_log_dirs.get((topic_id, index), LOG_DIR_NONE) == LOG_DIR_NONE:
-            # removed according to metadata that may be outdated: set_left_behind_aside() checks it
-            # later
+            # removed according to metadata that may be outdated:
+            # set_aside_left_behind_replicas() checks it later
             continue
         moved_count += 1
         if topic_id in removed_ids or _is_old_copy(
@@ -100,7 +100,7 @@ def _set_strays_of_directory_aside(
     return to_delete
 
 
-def set_left_behind_aside(
+def set_aside_left_behind_replicas(
     log_dirs: list[LogDirectory],
     is_left_behind: Callable[[bytes, int], bool],
     worker: int,
@@ -167,12 +167,12 @@ def _is_old_copy(
     )
 
 
-def _set_unfinished_copies_aside(log_dir: LogDirectory, worker: int, worker_count: int, files: Files) -> list[Path]:
+def _set_aside_unfinished_copies(log_dir: LogDirectory, worker: int, worker_count: int, files: Files) -> list[Path]:
     """Sets aside the copies that were in progress when their worker ended. Returns them for
     deletion.
     """
     to_delete = []
-    for path, index in list(moving.futures(log_dir.path)):
+    for path, index in list(moving.future_copies(log_dir.path)):
         try:
             owner = owner_of(
                 directories.parse_metadata((path / directories.METADATA).read_bytes()), index, worker_count

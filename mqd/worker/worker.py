@@ -64,7 +64,7 @@ from mqd.worker.log_directory import LogDirectory
 from mqd.worker.maintenance import Upkeep, scan_max_timestamp
 from mqd.worker.moving import Mover
 from mqd.worker.options import listener_flags, reactor_options
-from mqd.worker.orphan_directories import set_left_behind_aside, set_strays_aside
+from mqd.worker.orphan_directories import set_aside_left_behind_replicas, set_aside_strays
 from mqd.worker.partition_reporter import PartitionReporter
 from mqd.worker.partitions import PartitionSet
 from mqd.worker.periodic_work import PeriodicWork
@@ -165,7 +165,7 @@ class Worker:
         self._local = LocalBudget.attach(client, self._run_dir / "credits.lock", config, worker_count)
         read_fd_count = broker_number(config, "read.fd.count.max")
         connection_max = min(
-            self._credits.budget.connection_count, max(16, descriptors - read_fd_count - _SPARE_DESCRIPTORS)
+            self._credits.budget.connection_capacity, max(16, descriptors - read_fd_count - _SPARE_DESCRIPTORS)
         )
         own_arena_bytes = client.welcome.arena_bytes[client.endpoint_index]
         self._reactor = native.Reactor(
@@ -403,7 +403,7 @@ class Worker:
         if not self._ready:
             to_delete = await self._background.urgent(
                 NO_LOG_DIR,
-                set_strays_aside,
+                set_aside_strays,
                 self._log_dirs,
                 image,
                 self._index,
@@ -455,7 +455,7 @@ class Worker:
         if self._catalog.cluster.node_id >= 0:
             to_delete = await self._background.urgent(
                 NO_LOG_DIR,
-                set_left_behind_aside,
+                set_aside_left_behind_replicas,
                 self._log_dirs,
                 self._catalog.is_left_behind,
                 self._index,

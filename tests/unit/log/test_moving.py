@@ -92,7 +92,7 @@ def test_a_finished_copy_is_the_source(tmp_path: Path, seed: int, monkeypatch: p
     final = copy.finish(17)
     assert moving.marked_log_start(final) == 17 and moving.marked_log_start(path) == 0
     assert final == directories.partition_path(disk, "t", 0) and contents(final) == contents(path)
-    assert moving.is_marked(final) and not moving.is_marked(path) and list(moving.futures(disk)) == []
+    assert moving.is_marked(final) and not moving.is_marked(path) and list(moving.future_copies(disk)) == []
     assert directories.exists(disk, "t", 0, TOPIC_ID)
 
 
@@ -161,7 +161,7 @@ def test_long_names_fit(tmp_path: Path) -> None:
     path = tmp_path / moving.future_name(name, 16383)
     path.mkdir()
     (path / directories.METADATA).write_bytes(directories.format_metadata(TOPIC_ID))
-    assert [index for _, index in moving.futures(tmp_path)] == [16383]
+    assert [index for _, index in moving.future_copies(tmp_path)] == [16383]
     assert (
         moving.find_future(tmp_path, TOPIC_ID, 16383) == path and moving.find_future(tmp_path, b"o" * 16, 16383) is None
     )

@@ -13,7 +13,7 @@ from mqd.cluster.metadata.records import PartitionState, TopicCreated, TopicRemo
 from mqd.cluster.metadata.state import MetadataState, Snapshot
 from mqd.log import directories, moving
 from mqd.worker.log_directory import LogDirectory
-from mqd.worker.orphan_directories import set_left_behind_aside, set_strays_aside
+from mqd.worker.orphan_directories import set_aside_left_behind_replicas, set_aside_strays
 
 WORKERS = 2
 
@@ -61,7 +61,7 @@ def test_partitions_of_removed_topics_are_deleted_and_of_unknown_ones_kept(tmp_p
     doomed = [
         path
         for worker in range(WORKERS)
-        for _, path in set_strays_aside([log_directory(tmp_path, worker)], image, worker, WORKERS, PlainFiles())
+        for _, path in set_aside_strays([log_directory(tmp_path, worker)], image, worker, WORKERS, PlainFiles())
     ]
     assert (
         names(tmp_path, "-delete")
@@ -87,7 +87,7 @@ def look(disks: list[Path], image: Image) -> list[Path]:
             LogDirectory(number, disk, worker, WORKERS, 0, PlainFiles(), lambda _path: -1)
             for number, disk in enumerate(disks)
         ]
-        found += [path for _, path in set_strays_aside(log_dirs, image, worker, WORKERS, PlainFiles())]
+        found += [path for _, path in set_aside_strays(log_dirs, image, worker, WORKERS, PlainFiles())]
     return found
 
 
@@ -118,7 +118,7 @@ def test_an_unfinished_copy_is_deleted_and_a_restored_directory_of_its_name_kept
     partition(disks[1], "moved", 0, 3)  # from a backup, for example: unrelated to any move
     doomed = look(disks, moved_image(0))
     assert len(doomed) == 4 and all(path.name.endswith("-delete") for path in doomed)
-    assert names(disks[1], "-stray") == {"moved-0"} and list(moving.futures(disks[1])) == []
+    assert names(disks[1], "-stray") == {"moved-0"} and list(moving.future_copies(disks[1])) == []
     assert sorted(path.name for path in disks[0].iterdir()) == [f"moved-{index}" for index in range(4)]
 
 
@@ -187,7 +187,7 @@ def test_a_removed_replica_is_kept_until_the_metadata_are_current(tmp_path: Path
     ]
     image = Image(1, "cluster", 1, [], [TopicImage("t", topic_id(3), partitions, {}, partition_count=4)], {}, node_id=1)
     for worker in range(WORKERS):
-        assert set_strays_aside([log_directory(tmp_path, worker)], image, worker, WORKERS, PlainFiles()) == []
+        assert set_aside_strays([log_directory(tmp_path, worker)], image, worker, WORKERS, PlainFiles()) == []
     assert names(tmp_path, "-stray") == names(tmp_path, "-delete") == set()
     requests: list[tuple[bytes, int]] = []
 
@@ -198,7 +198,7 @@ def test_a_removed_replica_is_kept_until_the_metadata_are_current(tmp_path: Path
     doomed = [
         path
         for worker in range(WORKERS)
-        for _, path in set_left_behind_aside(
+        for _, path in set_aside_left_behind_replicas(
             [log_directory(tmp_path, worker)], left_behind, worker, WORKERS, PlainFiles()
         )
     ]
@@ -224,6 +224,6 @@ def test_a_removed_replica_that_cannot_be_renamed_is_left_behind(tmp_path: Path)
     doomed = []
     for worker in range(WORKERS):
         log_dirs = [log_directory(tmp_path / "unmounted", worker), log_directory(tmp_path, worker)]
-        doomed += set_left_behind_aside(log_dirs, lambda *_: True, worker, WORKERS, Refusing())
+        doomed += set_aside_left_behind_replicas(log_dirs, lambda *_: True, worker, WORKERS, Refusing())
     assert names(tmp_path, "-delete") == {"t-0", "t-2", "t-3"} == {path.name.split(".")[0] for _, path in doomed}
     assert (tmp_path / "t-1").is_dir()

@@ -160,7 +160,7 @@ def _future_replicas(
     directory: Path, partitions_with_id: list[PartitionWithId], on_progress: Callable[[], None]
 ) -> Iterator[tuple[str, PartitionImage, Path]]:
     """Copies in progress to this directory."""
-    if not any(True for _ in moving.futures(directory)):
+    if not any(True for _ in moving.future_copies(directory)):
         return
     for name, topic_id, partition in partitions_with_id:
         path = moving.find_future(directory, topic_id, partition.index)
