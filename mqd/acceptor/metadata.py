@@ -131,17 +131,17 @@ class Metadata:
         self.version = message.version
 
     def take_shrunk_topics(self) -> dict[str, int]:
-        """Returns each topic that has lost partitions since the last call -> the fewest partitions
-        it has had since; 0: it was deleted. Includes topics that have since been created again or
-        got more partitions.
+        """Returns a dict that maps each topic that has lost partitions since the last call to the
+        lowest partition count it has had since then (0: it was deleted). Includes topics that have
+        since been created again or got more partitions.
         """
         shrunk, self._shrunk = self._shrunk, {}
         return shrunk
 
     def take_partitions_led_elsewhere(self) -> dict[tuple[str, int], int]:
-        """Returns (internal topic, index) of each partition that another host has led, or may have
-        led, since the last call -> the newest leader epoch of another host. Includes a partition
-        that this host leads again, even if both changes came in one message.
+        """Returns a dict of the partitions that another host has led, or may have led, since the
+        last call. It maps (internal topic, index) to the newest leader epoch of another host.
+        Includes a partition that this host leads again, even if both changes came in one message.
         """
         led_elsewhere, self._led_elsewhere = self._led_elsewhere, {}
         return led_elsewhere

@@ -94,7 +94,9 @@ def request(broker: Broker, topic: str, staying_count: int, action: int) -> Reti
     partitions are to stay; only for RETIRE and RETIRE_MOVING_KEYS. Raises CliError.
     """
     request = CreatePartitionsRequest(
-        topics=[CreatePartitionsRequest.Topic(name=topic, count=staying_count, assignments=None, retire=action)],
+        topics=[
+            CreatePartitionsRequest.Topic(name=topic, count=staying_count, assignments=None, retirement_action=action)
+        ],
         timeout_ms=TIMEOUT_MS,
     )
     response = broker.request(CREATE_PARTITIONS, request).results[0]

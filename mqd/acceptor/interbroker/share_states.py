@@ -104,8 +104,9 @@ class ShareStates:
 
     async def respond_to_worker(self, api_key: int, body: bytes) -> bytes:
         """Handles a worker's request, which names one share-partition. Returns the group's settings,
-        then the response's body. Both bodies have the version that hosts use. Raises ProtocolError
-        for an invalid body. May run as an InlineCoroutine (mqd/base/tasks.py).
+        then the response's body. Both bodies are encoded in the version that hosts use among
+        themselves. Raises ProtocolError for an invalid body. May run as an InlineCoroutine
+        (mqd/base/tasks.py).
         """
         version = _APIS_BY_KEY[api_key].version
         request: Any = codec.decode(message_class(api_key, "Request"), version, body)

@@ -244,7 +244,7 @@ class CreatePartitionsRequest(msgspec.Struct, gc=False):
         name: str = ""  # 0+
         count: int = 0  # 0+
         assignments: list[CreatePartitionsRequest.Assignment] | None = None  # 0+, null 0+
-        retire: int = 0  # 2+, tag 9100
+        retirement_action: int = 0  # 2+, tag 9100
 
     class Assignment(msgspec.Struct, gc=False):
         broker_ids: list[int] = []  # 0+

@@ -137,7 +137,7 @@ topics: [Topic] 0+
     count: int32 0+
     assignments: [Assignment] 0+ null=0+
         broker_ids: [int32] 0+
-    retire: int8 2+ tag=9100
+    retirement_action: int8 2+ tag=9100
 timeout_ms: int32 0+
 validate_only: bool 0+
 response

@@ -290,7 +290,7 @@ def count_of(bootstrap: str, topic: str) -> int:
 def step_of(bootstrap: str, topic: str) -> int:
     with Requests(bootstrap) as requests:
         request = CreatePartitionsRequest(
-            topics=[CreatePartitionsRequest.Topic(name=topic, count=0, assignments=None, retire=STATUS)],
+            topics=[CreatePartitionsRequest.Topic(name=topic, count=0, assignments=None, retirement_action=STATUS)],
             timeout_ms=60_000,
         )
         return requests.request(CREATE_PARTITIONS, request).results[0].retirement.step

@@ -93,7 +93,7 @@ class World:
             ]
             return DescribeGroupsResponse(groups=groups)
         if isinstance(request, CreatePartitionsRequest):
-            if request.topics[0].retire == retiring.RELEASE:
+            if request.topics[0].retirement_action == retiring.RELEASE:
                 self.step = retiring.REDIRECTED
             under_way = CreatePartitionsResponse.Retirement(step=self.step, applied=True, remaining=1)
             return CreatePartitionsResponse(

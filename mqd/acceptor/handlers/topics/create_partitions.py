@@ -30,12 +30,12 @@ async def handle(context: Context, header: RequestHeader, request: CreatePartiti
 
     async def respond(name: str, occurrences: int) -> Result:
         async with quota.lock:
-            if quota.must_refuse() and by_name[name].retire != STATUS:
+            if quota.must_refuse() and by_name[name].retirement_action != STATUS:
                 return Result(name=name, error_code=int(ErrorCode.THROTTLING_QUOTA_EXCEEDED), error_message=None)
             image = context.broker.metadata.topics.get(name)
             count_before = len(image.partitions) if image is not None else 0
             result = await _respond(context, header, by_name[name], occurrences, request)
-            if not result.error_code and not request.validate_only and not by_name[name].retire:
+            if not result.error_code and not request.validate_only and not by_name[name].retirement_action:
                 quota.charge(max(by_name[name].count - count_before, 0))
             return result
 
@@ -55,7 +55,7 @@ async def _respond(
         return Result(
             name=topic.name, error_code=int(ErrorCode.INVALID_REQUEST), error_message="Duplicate topic in request."
         )
-    if topic.retire == STATUS:
+    if topic.retirement_action == STATUS:
         image = broker.metadata.topics.get(topic.name)
         return (
             _result(context, topic, 0, None)
@@ -81,14 +81,14 @@ def _result(context: Context, topic: CreatePartitionsRequest.Topic, error: int, 
         name=topic.name,
         error_code=error,
         error_message=message,
-        retirement=retiring.describe(context.broker, image) if topic.retire and image is not None else None,
+        retirement=retiring.describe(context.broker, image) if topic.retirement_action and image is not None else None,
     )
 
 
 def _change(context: Context, topic: CreatePartitionsRequest.Topic) -> messages.Change:
-    if topic.retire in (RETIRE, RETIRE_MOVING_KEYS):
-        return messages.RetirePartitions(topic.name, topic.count, topic.retire == RETIRE_MOVING_KEYS)
-    if topic.retire == RELEASE:
+    if topic.retirement_action in (RETIRE, RETIRE_MOVING_KEYS):
+        return messages.RetirePartitions(topic.name, topic.count, topic.retirement_action == RETIRE_MOVING_KEYS)
+    if topic.retirement_action == RELEASE:
         return messages.ReleaseRetired(topic.name)
     image = context.broker.metadata.topics.get(topic.name)
     first_leader_epoch = image.first_leader_epoch if image is not None else 0
