@@ -88,7 +88,7 @@ def commit_version_max(offsets: dict[Key, Committed]) -> int:
     )
 
 
-def read_commit(response: Any, offsets: dict[Key, Committed]) -> dict[Key, int]:
+def decode_commit_response(response: Any, offsets: dict[Key, Committed]) -> dict[Key, int]:
     """Returns the error code of each partition in `offsets`; 0 = committed."""
     names = {committed.topic_id: topic for (topic, _), committed in offsets.items()}
     return {
@@ -111,7 +111,7 @@ def offset_fetch_request(group_id: str, keys: Iterable[Key], require_stable: boo
     )
 
 
-def read_committed(response: Any) -> dict[Key, tuple[int, Committed]]:
+def decode_offset_fetch_response(response: Any) -> dict[Key, tuple[int, Committed]]:
     """Returns (error code, committed offset; -1 = none) by partition."""
     (group,) = response.groups
     return {

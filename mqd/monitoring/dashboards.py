@@ -95,7 +95,7 @@ CLUSTER = Dashboard(
             True,
         ),
         Panel(
-            "Unclean elections today",
+            "Unclean elections in the last 24 h",
             "none",
             (("sum by (cluster) (increase(mqd_unclean_leader_elections_total[1d]))", "{{cluster}}"),),
             "Each one lost acknowledged records.",
@@ -233,7 +233,7 @@ GROUP = Dashboard(
         Panel("Members", "none", ((f"max(kafka_consumergroup_members{{{_GROUP_MATCHER}}})", ""),), is_number=True),
         Panel("Lag", "none", ((f"sum by (topic) (kafka_consumergroup_lag{{{_GROUP_MATCHER}}})", "{{topic}}"),)),
         Panel("Time lag", "s", ((f"max by (topic) (mqd_consumergroup_lag_seconds{{{_GROUP_MATCHER}}})", "{{topic}}"),)),
-        Panel("Rebalance", "s", ((f"max(mqd_consumergroup_rebalance_seconds{{{_GROUP_MATCHER}}})", "lasts"),)),
+        Panel("Rebalance", "s", ((f"max(mqd_consumergroup_rebalance_seconds{{{_GROUP_MATCHER}}})", "duration"),)),
         Panel(
             "Records committed",
             "cps",
@@ -262,14 +262,14 @@ BROKER = Dashboard(
     (
         Panel("Running workers", "none", ((f"sum(mqd_worker_running{{{_BROKER_MATCHER}}})", ""),), is_number=True),
         Panel(
-            "Process deaths today",
+            "Process deaths in the last 24 h",
             "none",
             ((f"sum by (process) (increase(mqd_process_deaths_total{{{_BROKER_MATCHER}}}[1d]))", "{{process}}"),),
             limits=(1, 5),
             is_number=True,
         ),
         Panel(
-            "Process restarts today, by reason",
+            "Process restarts in the last 24 h, by reason",
             "none",
             (
                 (

@@ -1,4 +1,4 @@
-"""Authentication of mqd's own clients: their settings, by the names of the Java client or
+"""Authentication of mqd's own clients: their settings, which are named as in the Java client or
 librdkafka, and the first steps of a new connection.
 """
 

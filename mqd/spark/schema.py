@@ -1,8 +1,9 @@
 """The columns of a read, which are those of Spark's Kafka source, and the subset that a query
 requests.
 
-Spark prunes no columns for Python data sources. `.schema("value binary")` on the reader does so
-explicitly: it may list any of the columns, in any order, with their types; others are refused.
+Spark does not prune columns for Python data sources. Use `.schema("value binary")` on the reader to
+prune them explicitly: it may list any of the columns, in any order, with their types; others are
+refused.
 Sources: Spark's Structured Streaming + Kafka Integration Guide (the columns); the types are exact,
 because Spark compares Arrow schemas for equality.
 """

@@ -48,7 +48,9 @@ _ROWS_MAX = 1000
     ),
 )
 @click.option(
-    "--max-rows", type=click.IntRange(1), help="Rows to show, without --live.  [default: 1000; with --format json all]"
+    "--max-rows",
+    type=click.IntRange(1),
+    help="Rows to show, without --live.  [default: 1000, or all with --format json]",
 )
 @click.option("--master", default="local[*]", show_default=True, metavar="URL", help="Spark master.")
 @options

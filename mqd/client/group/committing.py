@@ -34,7 +34,7 @@ from mqd.client.offsets import (
     PartitionResult,
     commit_request,
     commit_version_max,
-    read_commit,
+    decode_commit_response,
 )
 from mqd.client.shm.inbox import Inbox
 from mqd.protocol.errors import ErrorCode
@@ -161,7 +161,7 @@ class CommitQueue:
         if error is not None:
             self._retry_or_end(commit, error, error.code() in _RETRIABLE_LOCAL)
             return
-        codes = read_commit(response, commit.offsets)
+        codes = decode_commit_response(response, commit.offsets)
         # the whole commit is retried, even if another partition's topic is refused permanently
         retriable = next((code for code in codes.values() if code in _RETRIABLE), 0)
         if retriable in COORDINATOR_UNAVAILABLE:

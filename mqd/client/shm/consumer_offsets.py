@@ -265,7 +265,7 @@ class ConsumerOffsets:
             self._config["group.id"], dict.fromkeys(keys), bool(self._config.isolation_level)
         )
         while True:
-            outcomes = offsets.read_committed(
+            outcomes = offsets.decode_offset_fetch_response(
                 self.request(requests.OFFSET_FETCH, offsets.OFFSET_FETCH_VERSION_MAX, message, deadline)
             )
             codes = {code for code, _ in outcomes.values()}

@@ -286,7 +286,7 @@ class Fetcher:
         )
 
     def _on_committed(self, part: AssignedPartition, response: Any) -> None:
-        code, committed = offsets.read_committed(response).get(
+        code, committed = offsets.decode_offset_fetch_response(response).get(
             part.key, (int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), None)
         )
         if code in offsets.COORDINATOR_UNAVAILABLE:

@@ -2,7 +2,7 @@
 librdkafka, for a consumer that otherwise reads shared memory.
 
     records = RemoteRecords(settings, isolation_level)   # connects only when the first reader is opened
-    reader = records.open(topic, partition, offset)      # the methods of reading.PartitionReader that fetching.py uses
+    reader = records.open(topic, partition, offset)      # has what fetching.py uses of a PartitionReader
     records.close()
 
 One librdkafka consumer, without a group, reads all such partitions from the given offsets, and the
@@ -17,7 +17,8 @@ send their requests to this thread.
         partition's end after it, that end (transaction markers may lie between the two)
     V4  if the thread fails, every reader gets a problem, even one that is opened or seeks later, so
         that no caller waits forever
-Concurrency: readers by the consumer's thread; `lock` guards the data that both threads use.
+Concurrency: only the consumer's thread uses readers; `lock` guards the data that both threads
+use.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class RemoteReader:
         return self._records.take(self, records_max)
 
     def lag_end(self) -> int:
-        """Returns the partition's end, or -1 unless everything before it has been read."""
+        """Returns the partition's end if everything before it has been read, otherwise -1."""
         with self._records.lock:
             return self.end if not self.messages and self.problem is None else -1
 
@@ -188,8 +189,9 @@ class RemoteRecords:
         return RecordBatchView.from_messages(reader.topic, reader.partition, messages) if messages else None
 
     def stop(self) -> None:
-        """Ends the thread soon, without waiting. Any thread may call it, even the thread to be ended
-        while it holds the lock: the garbage collector may run in that thread and collect the consumer.
+        """Makes the thread end soon; does not wait for that. Any thread may call this, even the one
+        that is to end, and even while it holds the lock: the garbage collector may run in that
+        thread and collect the consumer.
         """
         with self.lock:
             self._closed = True

@@ -29,7 +29,7 @@ class Replica(msgspec.Struct):
 
     key: ReplicaKey
     position: int = -1  # the offset that it reported as durable (D1 in leader.py)
-    stamp_ns: int = 0  # the newest stamp of this leader that it has repeated
+    stamp_ns: int = 0  # the newest of this leader's stamps that the replica has echoed
     last_contact_ns: int = -1  # when it last fetched records or a snapshot
     caught_up_ns: int = -1  # when it last had all records of this log (KIP-836)
     fetched_ns: int = -1  # time of its last Fetch of records

@@ -62,8 +62,9 @@ def decode_values(records: DataFrame, settings: Value) -> DataFrame:
 
 
 def encode_rows(frame: DataFrame, key: str) -> DataFrame:
-    """Returns the rows as two columns: `key`, the SQL expression `key` as a string (no such column
-    if the expression is ""), and `value`, the JSON of all columns but `record`.
+    """Returns the rows as two columns: "key", the value of the SQL expression in the parameter
+    `key` as a string (without this column if the parameter is ""), and "value", the JSON of all
+    columns but "record".
     """
     from pyspark.sql import functions as f
 

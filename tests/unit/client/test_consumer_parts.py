@@ -262,7 +262,7 @@ def test_messages_about_offsets() -> None:
     response = OffsetFetchResponse(
         groups=[Group(group_id="g", error_code=15, topics=[OffsetFetchResponse.GroupTopic(name="t", partitions=[one])])]
     )
-    assert offsets.read_committed(response) == {("t", 0): (15, Committed(7, -1, None))}
+    assert offsets.decode_offset_fetch_response(response) == {("t", 0): (15, Committed(7, -1, None))}
     request = offsets.positions_request([(T, 0, 5), (T, 1, 6)], 1, 100, "")
     assert request.max_bytes == 0 and [one.fetch_offset for one in request.topics[0].partitions] == [5, 6]
     found = FetchResponse(
