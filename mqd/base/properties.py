@@ -244,9 +244,9 @@ controller.quorum.fetch.timeout.ms: int >=200 <=60000 = 2000
     How long the controllers wait for their leader before they elect another. The leader's lease is
     three quarters of this time.
 replica.lag.time.max.ms: long >=100 <=INT_MAX dynamic = 30000
-    A follower that has not caught up with its leader for this long leaves the in-sync set. It
-    rejoins only if it was caught up at most half of this time ago. The value on the leader's host
-    applies.
+    A follower that has not caught up with its leader for this long leaves the in-sync set. To
+    rejoin, it must have been caught up within the last half of this time. The value on the leader's
+    host applies.
 replica.fetch.wait.max.ms: int >=1 <=60000 = 500
     How long a leader may delay its response to a follower that has all records.
 replica.fetch.max.bytes: int >=1024 <=1073741824 = 1048576
@@ -355,8 +355,8 @@ log.roll.ms: long >=1 dynamic
 log.roll.hours: int >=1 = 168
     Like log.roll.ms, but in hours.
 log.roll.jitter.ms: long >=0 dynamic
-    Segments are rolled up to this much earlier, by a random amount, so that they do not all roll at the same time. Not
-    set: log.roll.jitter.hours.
+    Each segment is rolled earlier by a random amount, at most this long, so that segments do not
+    all roll at the same time. Not set: log.roll.jitter.hours.
 log.roll.jitter.hours: int >=0 = 0
     Like log.roll.jitter.ms, but in hours.
 log.retention.ms: long >=-1 dynamic
@@ -686,7 +686,7 @@ segment.bytes: as log.segment.bytes
 segment.ms: as log.roll.ms = 604800000
     Age at which a segment is rolled.
 segment.jitter.ms: as log.roll.jitter.ms = 0
-    Segments are rolled up to this much earlier, by a random amount.
+    Each segment is rolled earlier by a random amount, at most this long.
 segment.index.bytes: as log.index.size.max.bytes
     Accepted without effect: indexes grow as needed.
 max.message.bytes: as message.max.bytes
@@ -747,7 +747,7 @@ queue.delete.on.ack: bool dynamic = false
 queue.unflushed.bytes: long >=0 dynamic = 0
     (mqd) With flush.on.ack=false: a partition's records are flushed when this many bytes are
     unflushed, or after flush.ms where that is set, instead of after 5 s or 8 MiB. Records that
-    queue.delete.on.ack deletes before that are not written to the disk; a power cut loses unflushed
+    queue.delete.on.ack deletes before the flush never reach the disk; a power cut loses unflushed
     records (docs/queues.md). At most about three closed segments stay unflushed; further ones cause
     a flush. So segment.bytes should be at least a third of this size. 0: the records are flushed
     like those of other topics.
@@ -770,9 +770,10 @@ acks.replicas: int >=0 <=16 dynamic = 0
     (mqd) An acks=all request waits for this many replicas, including the leader, and not for the
     others: the in-sync set is kept at this many members. The other replicas are spares. If a record
     has waited for a member for 100 ms, that member is swapped for a spare that is ahead of it.
-    The value must be at least 2, and at most the number of replicas. With fewer in sync, acks=all
-    requests are refused; min.insync.replicas then has no effect, but must not exceed acks.replicas.
-    Needs mqd.version 10 (docs/delivery.md). 0: all replicas that are in sync.
+    The value must be at least 2, and at most the number of replicas. While fewer are in sync,
+    acks=all requests are refused. If acks.replicas is set, min.insync.replicas has no effect, but
+    must not exceed acks.replicas. Needs mqd.version 10 (docs/delivery.md). 0: all replicas that are
+    in sync.
 view.of: string dynamic =
     (mqd) The base topic. If it is set, this topic is a view: it has no log of its own, and shows those records of the
     base that view.filter selects, in the same partitions and at the same offsets. It is set when the view is created,
