@@ -32,8 +32,8 @@ NOTES = """
   transaction.
 * **Transactions** are of version 2 (KIP-890) for clients that support it, because
   `transaction.version` 2 is finalized, and of version 1 for other clients. The response to EndTxn
-  is sent when the markers are written, but after 200 ms at the latest. Unless that limit was
-  reached, the committed records are readable once the producer has the response.
+  is sent when the markers are written or after 200 ms, whichever comes first. In the first case,
+  the committed records are readable once the producer has the response.
 * **AddPartitionsToTxn** 4 and 5, which brokers send to each other, are served to clients too.
   **WriteTxnMarkers** accepts only aborts from clients (Admin.abortTransaction); a commit gets
   CLUSTER_AUTHORIZATION_FAILED. If a coordinator on any host knows the transaction, its producer is
@@ -78,7 +78,7 @@ NOTES = """
   client in MessagePack: the `uid` and `pid` of its process, and the principal and address with
   which its host authorizes it. `client_host_address` is the address of the client's host, which
   descriptions of groups show. The contained request has that client's permissions. With `is_host`,
-  the request is the host's own (the host writes dead letters) and has all permissions.
+  the request is the host's own, as when it writes dead letters, and has all permissions.
 * **ReadShareGroupState** has a tagged field of mqd's own, number 9100. It contains the offsets at
   which the leader epochs of the reader's log begin; its last entry, with epoch 2147483647, has the
   end of the log. If the request has a newer leader epoch, the coordinator discards the state of
@@ -111,7 +111,7 @@ NOTES = """
   response has no field for the error, and contains no partitions.) A consumer that sends its rack
   (11 and up) is directed to an in-sync replica in that rack (KIP-392), and may read from any
   replica up to its high watermark. A session belongs to its principal; other principals get
-  FETCH_SESSION_ID_NOT_FOUND, whereas Kafka lets any client continue the session with that client's
+  FETCH_SESSION_ID_NOT_FOUND, whereas Kafka lets any client continue the session, with its own
   permissions.
 * With NOT_LEADER_OR_FOLLOWER and FENCED_LEADER_EPOCH, the responses of **Produce** (10 and up) and
   **Fetch** (12 and up) contain the current leader and its address (KIP-951). Fetch contains the

@@ -43,7 +43,7 @@ OWN_PROPERTIES = {
         "dead letters of share groups (KIP-1191) exist in Apache Kafka only from 4.4 on"
     ),
 }
-HOURS = "Kafka calls log.retention.ms a default where it is set by log.retention.hours"
+HOURS = "Kafka reports log.retention.ms as a default even if log.retention.hours sets it"
 ANY_NAME = (
     "Kafka accepts unknown broker properties, because plugins may define them; mqd refuses them, and its error names"
     " them"
