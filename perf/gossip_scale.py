@@ -206,7 +206,7 @@ class Model:
         return self.now - began
 
     def rates(self, first_ms: int, end_ms: int) -> tuple[float, int]:
-        """Datagrams per host and second: mean, and the most any host sent in any second."""
+        """Datagrams per host per second: mean, and the most any host sent in any second."""
         seconds = range(first_ms // 1000, end_ms // 1000)
         living = [host for host in self.hosts.values() if host.alive]
         counts = [host.sent.get(second, 0) for host in living for second in seconds]
@@ -215,7 +215,7 @@ class Model:
 
 def failures(count: int, loss: float, victims: int, seed: int) -> dict:
     """Hosts fail one after the other; then a living host announces the controller. Milliseconds;
-    datagrams per living host and second.
+    datagrams per living host per second.
     """
     model = Model(count, loss, seed)
     model.run(WARM_MS)
