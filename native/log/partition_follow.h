@@ -49,8 +49,8 @@ enum mqd_follow_error {
     MQD_FOLLOW_FULL,    /* the maximum for one write is staged: write, then continue after taken_bytes */
     MQD_FOLLOW_CORRUPT, /* the batch after taken_bytes is invalid, or its CRC is wrong */
     MQD_FOLLOW_OFFSET,  /* ... does not begin where the log ends */
-    /* ... begins below the end of an empty log and extends beyond that end, because the leader's log
-     * start is inside the batch: restart the log with the batch's base offset (next_offset) */
+    /* ... begins below the end of an empty log and extends beyond that end, because the leader's
+     * log start is inside the batch: restart the log with the batch's base offset (next_offset) */
     MQD_FOLLOW_BEFORE,
     MQD_FOLLOW_EPOCH, /* ... has a negative epoch, or a higher one than the leader */
     MQD_FOLLOW_FAILED /* the partition is fenced, or out of memory */

@@ -2,12 +2,13 @@
 librdkafka, for a consumer that otherwise reads shared memory.
 
     records = RemoteRecords(settings, isolation_level)   # connects only when the first reader is opened
-    reader = records.open(topic, partition, offset)      # has what fetching.py uses of a PartitionReader
+    reader = records.open(topic, partition, offset)
     records.close()
 
 One librdkafka consumer, without a group, reads all such partitions from the given offsets, and the
-readers return its records. Only the thread of RemoteRecords uses the librdkafka consumer; readers
-send their requests to this thread.
+readers return its records. A reader has those methods of reading.PartitionReader that fetching.py
+uses. Only the thread of RemoteRecords uses the librdkafka consumer; readers send their requests to
+this thread.
 
     V1  a message reaches a reader only if it was consumed after the thread had carried out the
         reader's last open or seek, which is checked by `serial`

@@ -170,7 +170,7 @@ static void take_over(struct mqd_partition *partition, struct mqd_partition *fre
     *partition = *fresh;
     *fresh = old;
     mqd_partition_free(fresh);
-    mqd_partition_truncate_marks(partition); /* these marks are positions in the log (log/partition_marks.c) */
+    mqd_partition_truncate_marks(partition); /* of the log (log/partition_marks.c), not mark files */
     mqd_partition_advance_marks(partition);
     mqd_partition_check(partition);
 }
