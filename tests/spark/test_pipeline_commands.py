@@ -104,7 +104,7 @@ def test_a_pipeline_continues_where_it_stopped(broker: Broker, tmp_path: Path) -
         produce(
             broker, source, [json.dumps({"n": number}) for number in range(100, 200)] if stop == signal.SIGKILL else []
         )
-    assert process.returncode == 0 and "stopped; started again it continues from its checkpoint" in output
+    assert process.returncode == 0 and "stopped; the next run resumes from its checkpoint" in output
     done = mqd("pipeline", "run", "r", "--once", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     from confluent_kafka import Consumer, TopicPartition
