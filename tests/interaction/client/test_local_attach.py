@@ -217,7 +217,7 @@ def test_quotas_hold_through_shared_memory(shared_broker, request):
     "greeting, reason",
     [
         (hello(version=1), "layout version 1"),
-        (hello(abi_hash=1), "other sources"),
+        (hello(abi_hash=1), "different sources"),
         (hello()[:-1], "175 bytes"),
         (hello() + b"x", "177 bytes"),
         (hello()[:16], "16 bytes"),
