@@ -115,8 +115,8 @@ class LogDirectory:
                 path.unlink(missing_ok=True)
 
     def prune(self, unopened: list[tuple[str, int]]) -> bool:
-        """Blocking. Drops the checkpoint entries that were kept for other workers, all of which
-        have checkpoints of their own now. `unopened`: this worker's partitions that are not open;
+        """Blocking. Drops the checkpoint entries that were kept for other workers: each has a
+        checkpoint of its own now. `unopened`: this worker's partitions that are not open;
         their entries stay. Worker 0 removes the files of workers that no longer exist. Returns
         False if some files cannot be removed now.
         """

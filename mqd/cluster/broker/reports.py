@@ -234,8 +234,8 @@ class Reports:
             )
 
     def _failures_to_report(self) -> list[tuple[bytes, int]]:
-        """Returns the failed partitions of which this host's replica is still the leader, in sync or
-        eligible, and those without a leader.
+        """Returns the failed partitions to report: those without a leader, and those whose replica
+        on this host is still the leader, in sync, or eligible.
         """
         failed = [key for keys in self._failed_replicas.values() for key in keys]
         partitions = [(key, self._partition(key)) for key in failed]
