@@ -166,7 +166,7 @@ def test_an_archive_has_each_record_once_however_often_it_is_killed(broker: Brok
     archive = Archive(str(tmp_path / "there"))
     tasks = [
         ArchivedTask(archive.path, file.path, topic, ((span.partition, span.first, span.end),))
-        for file in archive.of(topic)
+        for file in archive.files_of(topic)
         for span in file.spans
     ]
     found = [
