@@ -127,10 +127,8 @@ class ApacheKafka(KafkaProtocolPeer):
         return [self._java, *options, logging, "-cp", f"{self._jars}/*", name, *words]
 
     def version(self) -> str:
-        return next(
-            path.name.removeprefix("kafka-server-").removesuffix(".jar")
-            for path in self._jars.glob("kafka-server-[0-9]*.jar")
-        )
+        jar = next(self._jars.glob("kafka-server-[0-9]*.jar"))
+        return f"{jar.stem.removeprefix('kafka-server-')} ({maven.built_on(jar)})"
 
     def command(self) -> list[str]:
         heap = [f"-Xmx{self.heap}", f"-Xms{self.heap}"]

@@ -7,10 +7,12 @@ into the cache.
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import shutil
 import subprocess
 from collections.abc import Sequence
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 from perf.peers.maven import CACHE
@@ -84,3 +86,12 @@ def program(root: Path, *places: str) -> str:
 
 def library_path(root: Path) -> str:
     return ":".join(str(place) for place in sorted(root.glob("usr/lib/*-linux-gnu*")))
+
+
+def packaged_on(root: Path, package: str) -> str:
+    """The day of an unpacked package, as 2023-11-27: that of the newest entry in Debian's changelog.
+    Raises OSError if there is none.
+    """
+    changelog = gzip.decompress((root / f"usr/share/doc/{package}/changelog.Debian.gz").read_bytes()).decode()
+    signature = next(line for line in changelog.splitlines() if line.startswith(" -- "))
+    return parsedate_to_datetime(signature.partition(">  ")[2]).date().isoformat()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 import subprocess
 from pathlib import Path
@@ -34,3 +35,13 @@ def program(module: Path, package: str) -> Path:
         )
     target.with_suffix(".new").rename(target)
     return target
+
+
+def released_on(module: Path, package: str) -> str:
+    """The day of the version of `package` that the go.mod of the directory `module` pins, as
+    2026-11-11. Raises Unavailable.
+    """
+    done = subprocess.run(["go", "list", "-m", "-json", package], cwd=module, capture_output=True, text=True)
+    if done.returncode:
+        raise Unavailable(f"go does not tell when {package} was released")
+    return str(json.loads(done.stdout)["Time"]).partition("T")[0]

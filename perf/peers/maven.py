@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import subprocess
+import zipfile
 from pathlib import Path
 
 from perf.loading import ROOT
@@ -75,3 +76,10 @@ def jars(pom: Path, offline_only: bool = False) -> Path:
         raise Unavailable(f"Maven could not get its jars: {reason[:200]}")
     (directory / "complete").touch()
     return directory
+
+
+def built_on(jar: Path) -> str:
+    """The day of a jar's manifest, as 2026-10-08."""
+    with zipfile.ZipFile(jar) as archive:
+        year, month, day, *_ = archive.getinfo("META-INF/MANIFEST.MF").date_time
+    return f"{year}-{month:02}-{day:02}"

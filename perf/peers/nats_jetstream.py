@@ -28,7 +28,8 @@ class NatsJetStream(StreamPeer):
 
     def version(self) -> str:
         output = subprocess.run([self._program, "--version"], capture_output=True, text=True)
-        return (output.stdout or output.stderr).strip().removeprefix("nats-server: v")
+        version = (output.stdout or output.stderr).strip().removeprefix("nats-server: v")
+        return f"{version} ({golang.released_on(MODULE, PACKAGE)})"
 
     def command(self) -> list[str]:
         return [

@@ -53,7 +53,7 @@ class RabbitmqStreams(StreamPeer):
     )
 
     def prepare(self) -> None:
-        root = debian.unpack(PACKAGES)
+        self._root = root = debian.unpack(PACKAGES)
         self._erlang = root / "usr/lib/erlang"
         homes = sorted((root / "usr/lib/rabbitmq/lib").glob("rabbitmq_server-*"))
         emulators = sorted(self._erlang.glob("erts-*/bin"))
@@ -80,10 +80,9 @@ class RabbitmqStreams(StreamPeer):
         )
 
     def version(self) -> str:
-        return (
-            self._home.name.removeprefix("rabbitmq_server-")
-            + f" (Erlang {self._emulator.parent.name.removeprefix('erts-')})"
-        )
+        version = self._home.name.removeprefix("rabbitmq_server-")
+        erlang = self._emulator.parent.name.removeprefix("erts-")
+        return f"{version} (Debian, {debian.packaged_on(self._root, 'rabbitmq-server')}, Erlang {erlang})"
 
     def environment(self) -> dict[str, str]:
         place: Path = self.directory

@@ -35,7 +35,8 @@ class RedisStreams(StreamPeer):
 
     def version(self) -> str:
         done = subprocess.run([self._program, "--version"], capture_output=True, text=True, env=self.environment())
-        return next((word.removeprefix("v=") for word in done.stdout.split() if word.startswith("v=")), "unknown")
+        version = next((word.removeprefix("v=") for word in done.stdout.split() if word.startswith("v=")), "unknown")
+        return f"{version} (Debian, {debian.packaged_on(self._root, 'redis-server')})"
 
     def command(self) -> list[str]:
         settings = {

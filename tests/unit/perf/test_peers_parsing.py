@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import shutil
 import subprocess
 import uuid
+import zipfile
 from pathlib import Path
 
 import pytest
 
-from perf.peers import debian, maven
+from perf.peers import debian, golang, maven
 from perf.peers.apache_kafka import cluster_id
 from perf.peers.debian import apt_reason
 from perf.peers.driving import LoadFailed, parse_consumer_performance, parse_end_to_end, parse_producer_performance
@@ -192,3 +195,28 @@ def test_apts_own_lists_are_tried_before_a_package_is_given_up(pom: Path, monkey
     with pytest.raises(Unavailable, match="Unable to locate package redis-server"):
         debian.unpack(["redis-server"])
     assert [command[-1] for command in ran] == ["redis-server", "update", "redis-server"]
+
+
+def test_a_jar_is_as_old_as_its_manifest(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.jar", "w") as archive:
+        archive.writestr(zipfile.ZipInfo("kafka.Kafka", (2025, 1, 1, 0, 0, 0)), "")
+        archive.writestr(zipfile.ZipInfo("META-INF/MANIFEST.MF", (2026, 10, 6, 9, 46, 0)), "")
+    assert maven.built_on(tmp_path / "a.jar") == "2026-10-06"
+
+
+def test_a_debian_package_is_as_old_as_its_last_change(tmp_path: Path) -> None:
+    changelog = tmp_path / "usr/share/doc/redis-server/changelog.Debian.gz"
+    changelog.parent.mkdir(parents=True)
+    entry = "redis (7.0.15) bookworm; urgency=high\n\n  * A fix.\n\n -- A B <ab@example.org>  {}\n\n"
+    days = ("Thu, 24 Sep 2026 13:34:16 -0700", "Mon, 27 Nov 2023 08:25:34 +0100")
+    changelog.write_bytes(gzip.compress("".join(entry.format(day) for day in days).encode()))
+    assert debian.packaged_on(tmp_path, "redis-server") == "2026-09-24"
+
+
+def test_a_go_module_has_the_day_of_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands = _running(monkeypatch, 0, json.dumps({"Version": "v2.15.3", "Time": "2026-11-11T11:09:33Z"}))
+    assert golang.released_on(tmp_path, "a.example/nats") == "2026-11-11"
+    assert commands == [["go", "list", "-m", "-json", "a.example/nats"]]
+    _running(monkeypatch, 1)
+    with pytest.raises(Unavailable, match="a.example/nats"):
+        golang.released_on(tmp_path, "a.example/nats")
