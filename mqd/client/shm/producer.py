@@ -68,7 +68,7 @@ class ShmProducer(ProducerDriver):
             self._make_room,
             self.active,
         )
-        time_ns, monotonic, wake_by, linger_s = time.time_ns, time.monotonic, self.attachment.wake_by, self._linger_s
+        clock, monotonic, wake_by, linger_s = time.time, time.monotonic, self.attachment.wake_by, self._linger_s
         small_max = min(_STAGED_BYTES_MAX, self.config["message.max.bytes"])
         hand_over_above, hand_over_now = small_max if linger_s else -1, self._hand_over_now
         allows_plain_entries = self.config["on_delivery"] is None and self.config.partitioner is None
@@ -76,7 +76,12 @@ class ShmProducer(ProducerDriver):
         def produce(
             topic, value=None, key=None, partition=-1, callback=None, on_delivery=None, timestamp=0, headers=None
         ) -> None:
-            stage = stages.get(topic) or new_stage(topic)
+            try:
+                stage = stages[topic]
+            except KeyError:
+                stage = None
+            if stage is None:
+                stage = new_stage(topic)
             entries = stage.entries
             if len(entries) >= stage.limit:
                 make_room(stage)
@@ -90,12 +95,14 @@ class ShmProducer(ProducerDriver):
                 and callback is None
                 and on_delivery is None
                 and (key is None or type(key) is bytes)
-                and (size := len(value) + (len(key) if key else 0)) <= small_max
+                and (size := len(value) if key is None else len(value) + len(key)) <= small_max
             ):
-                now_ms = time_ns() // 1_000_000
-                if now_ms != stage.now_ms:
-                    stage.mark(now_ms)
-                entries.append((value, key, partition) if partition >= 0 else value if key is None else (value, key))
+                if not stage.mark_start_s <= clock() < stage.mark_end_s:
+                    stage.mark()
+                if key is None:
+                    entries.append(value if partition < 0 else (value, partition))
+                else:
+                    entries.append((value, key) if partition < 0 else (value, key, partition))
             else:
                 entry = entry_of(stage, value, key, partition, callback or on_delivery, timestamp, headers)
                 size = len(entry.value or b"") + len(entry.key or b"") + len(entry.headers or b"")
