@@ -267,7 +267,8 @@ bool mqd_partition_release_due(const struct mqd_partition *partition, int64_t no
     bool holds_resources = partition->active.allocated_bytes > partition->active.size_bytes ||
                            partition->active.index.fd >= 0 || partition->active.index.time_fd >= 0 ||
                            partition->active.txn_index.fd >= 0 || partition->stage;
-    return holds_resources && partition->staged_count == 0 && !partition->fenced && !partition->preallocating &&
+    return holds_resources && partition->staged_count == 0 && !partition->fenced &&
+           (!partition->preallocating || PLANTED_LOG_BUG(CUT_RESERVING)) &&
            now_ms - partition->last_write_ms > IDLE_MS && now_ms - partition->last_release_ms > IDLE_MS;
 }
 

@@ -7,6 +7,7 @@
  * where possible, then the connections are closed. The caller still has to close the partitions
  * with mqd_reactor_partition_close.
  */
+#include "log/planted_bugs.h"
 #include "server/check/checks.h"
 #include "server/reactor.h"
 #include "server/share/share.h"
@@ -272,8 +273,9 @@ static void release_one_idle(struct mqd_reactor *r)
 {
     struct mqd_node *node = mqd_list_pop(&r->to_release);
     struct mqd_owned *owned = node ? MQD_CONTAINER(node, struct mqd_owned, release_node) : NULL;
-    if (!owned || owned->truncating == MQD_TRUNCATION_UNDER_WAY ||
-        !mqd_partition_release_due(owned->partition, r->wall_ms))
+    bool is_idle = owned && owned->truncating != MQD_TRUNCATION_UNDER_WAY &&
+                   mqd_partition_release_due(owned->partition, r->wall_ms);
+    if (!is_idle && !(owned && PLANTED_LOG_BUG(CUT_UNCHECKED)))
         return;
     mqd_turn_part_begin(r);
     mqd_partition_release_idle(owned->partition, r->wall_ms);
