@@ -78,7 +78,7 @@ struct mqd_arena *mqd_arena_open(uint8_t *bytes, size_t size_bytes, uint32_t ext
     if (!arena || !free_bits) {
         free(arena);
         free(free_bits);
-        mqd_error_system(ENOMEM, "no memory for the table of %u extents", count);
+        mqd_error_system(ENOMEM, "out of memory for the table of %u extents", count);
         return NULL;
     }
     arena->bytes = bytes;

@@ -239,7 +239,7 @@ static int begin_response(struct mqd_client *client, uint32_t size_bytes)
 {
     client->arriving = malloc(sizeof *client->arriving + size_bytes);
     if (!client->arriving)
-        return mqd_client_fail(client, ENOMEM, "no memory for a response");
+        return mqd_client_fail(client, ENOMEM, "out of memory for a response");
     client->arriving->size_bytes = size_bytes;
     client->arrived = 0;
     return 0;

@@ -20,7 +20,7 @@ int mqd_client_memory_open(struct mqd_client_memory *memory, uint64_t size_bytes
                                          .chunk_count = count,
                                          .free_count = count};
     if (!memory->used_bits)
-        return mqd_error_set_static(ENOMEM, "no memory for a producer's map of its batches");
+        return mqd_error_set_static(ENOMEM, "out of memory for a producer's map of its batches");
     if (count % 64)
         memory->used_bits[words - 1] = ~0ull << count % 64;
     return 0;

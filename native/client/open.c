@@ -284,7 +284,7 @@ struct mqd_client *mqd_client_open(const struct mqd_client_options *requested)
         return NULL;
     struct mqd_client *client = calloc(1, sizeof *client);
     if (!client) {
-        mqd_error_set_static(ENOMEM, "no memory for an attachment");
+        mqd_error_set_static(ENOMEM, "out of memory for an attachment");
         return NULL;
     }
     client->socket_fd = client->to_worker_fd = client->to_client_fd = client->wake_fd = -1;
@@ -298,7 +298,7 @@ struct mqd_client *mqd_client_open(const struct mqd_client_options *requested)
         client->submitted = calloc(client->submission_count, sizeof *client->submitted);
         if (client->submitted)
             return client;
-        mqd_error_set_static(ENOMEM, "no memory for an attachment's submissions");
+        mqd_error_set_static(ENOMEM, "out of memory for an attachment's submissions");
     }
     mqd_client_close(client); /* sets no error */
     return NULL;

@@ -86,7 +86,7 @@ struct mqd_producer *mqd_producer_open(struct mqd_client *client, const struct m
     struct mqd_producer *producer = calloc(1, sizeof *producer);
     if (!producer || (options->transactional_id && !(producer->transactional_id = strdup(options->transactional_id)))) {
         free(producer);
-        mqd_error_set_static(ENOMEM, "no memory for a producer");
+        mqd_error_set_static(ENOMEM, "out of memory for a producer");
         return NULL;
     }
     producer->options = *options;
@@ -112,7 +112,7 @@ struct mqd_producer *mqd_producer_open(struct mqd_client *client, const struct m
     if (producer->batches)
         return producer;
     mqd_producer_close(producer);
-    mqd_error_set_static(ENOMEM, "no memory for a producer's batches");
+    mqd_error_set_static(ENOMEM, "out of memory for a producer's batches");
     return NULL;
 }
 
@@ -170,7 +170,7 @@ static int make_prefix(const struct mqd_producer *producer, struct mqd_producer_
            id_bytes = options->transactional_id ? strlen(options->transactional_id) : 0;
     topic->prefix = malloc(64 + client_id_bytes + id_bytes + (size_t)topic->name_bytes);
     if (!topic->prefix)
-        return mqd_error_set_static(ENOMEM, "no memory for a topic");
+        return mqd_error_set_static(ENOMEM, "out of memory for a topic");
     uint8_t *at = mqd_put_be16(topic->prefix, API_PRODUCE);
     at = mqd_put_be16(at, (uint16_t)options->produce_version);
     at = mqd_put_be32(at, 0);
@@ -197,12 +197,12 @@ static int grow_partitions(struct mqd_producer_topic *topic, int32_t partition_c
     struct mqd_producer_partition **partitions =
         realloc(topic->partitions, (size_t)partition_count * sizeof *partitions);
     if (!partitions)
-        return mqd_error_set_static(ENOMEM, "no memory for a topic's partitions");
+        return mqd_error_set_static(ENOMEM, "out of memory for a topic's partitions");
     topic->partitions = partitions;
     for (int32_t i = topic->partition_count; i < partition_count; i++) {
         struct mqd_producer_partition *partition = calloc(1, sizeof *partition);
         if (!partition)
-            return mqd_error_set_static(ENOMEM, "no memory for a partition");
+            return mqd_error_set_static(ENOMEM, "out of memory for a partition");
         partition->topic = topic;
         partition->index = i;
         mqd_list_init(&partition->closed);
@@ -219,7 +219,7 @@ static struct mqd_producer_topic *topic_new(struct mqd_producer *producer, const
         int32_t capacity = producer->topic_capacity ? 2 * producer->topic_capacity : 8;
         struct mqd_producer_topic **topics = realloc(producer->topics, (size_t)capacity * sizeof *topics);
         if (!topics) {
-            mqd_error_set_static(ENOMEM, "no memory for a topic");
+            mqd_error_set_static(ENOMEM, "out of memory for a topic");
             return NULL;
         }
         producer->topics = topics;
@@ -227,7 +227,7 @@ static struct mqd_producer_topic *topic_new(struct mqd_producer *producer, const
     }
     struct mqd_producer_topic *topic = calloc(1, sizeof *topic);
     if (!topic) {
-        mqd_error_set_static(ENOMEM, "no memory for a topic");
+        mqd_error_set_static(ENOMEM, "out of memory for a topic");
         return NULL;
     }
     topic->number = producer->topic_count;

@@ -63,7 +63,7 @@ struct mqd_segment_mapping *mqd_mapping_of_memory(const void *bytes, uint64_t si
 {
     uint8_t *copy = malloc(size_bytes ? size_bytes : 1);
     if (!copy) {
-        mqd_error_set(ENOMEM, "no memory for a copy of %llu bytes", (unsigned long long)size_bytes);
+        mqd_error_set(ENOMEM, "out of memory for a copy of %llu bytes", (unsigned long long)size_bytes);
         return NULL;
     }
     memcpy(copy, bytes, size_bytes);

@@ -206,7 +206,7 @@ int mqd_client_park(struct mqd_client *client, const struct mqd_client_position 
         topic_count++;
     uint8_t *frame = malloc(HEAD_BYTES + 40 + (size_t)topic_count * 22 + (size_t)count * 33), *at = frame;
     if (!frame)
-        return mqd_error_set_static(ENOMEM, "no memory for a request");
+        return mqd_error_set_static(ENOMEM, "out of memory for a request");
     at = put_head(at, client, API_FETCH, FETCH_VERSION, correlation_id);
     at = mqd_put_be32(at, UINT32_MAX); /* a consumer */
     at = mqd_put_be32(at, (uint32_t)wait_ms);

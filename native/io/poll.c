@@ -27,7 +27,7 @@ int mqd_poll_create(struct mqd_poll **out, int backend, uint32_t fd_count_max)
 {
     struct mqd_poll *poll = calloc(1, sizeof *poll);
     if (!poll)
-        return mqd_error_system(ENOMEM, "no memory for the I/O backend");
+        return mqd_error_system(ENOMEM, "out of memory for the I/O backend");
     poll->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (poll->wake_fd < 0) {
         mqd_error_system(errno, "cannot create an eventfd for the I/O backend");

@@ -126,7 +126,7 @@ int mqd_poll_epoll_create(struct mqd_poll *poll)
 {
     struct epoll_poll *epoll = calloc(1, sizeof *epoll);
     if (!epoll)
-        return mqd_error_system(ENOMEM, "no memory for epoll");
+        return mqd_error_system(ENOMEM, "out of memory for epoll");
     epoll->fd = epoll_create1(EPOLL_CLOEXEC);
     if (epoll->fd < 0) {
         mqd_error_system(errno, "cannot create an epoll instance");

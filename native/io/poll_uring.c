@@ -390,7 +390,7 @@ static int create_parts(struct uring_poll *uring, uint32_t fd_count_max)
 {
     uring->scratch = malloc(MQD_READ_AHEAD_STEP_BYTES);
     if (!uring->scratch)
-        return mqd_error_system(ENOMEM, "no memory for reading ahead");
+        return mqd_error_system(ENOMEM, "out of memory for reading ahead");
     for (uint32_t i = 0; i < READ_PIECE_COUNT; i++)
         uring->pieces[i] = (struct iovec){uring->scratch, MQD_READ_AHEAD_STEP_BYTES};
     for (uint32_t i = 0; i < OPERATION_COUNT_MAX; i++)
@@ -433,7 +433,7 @@ int mqd_poll_uring_create(struct mqd_poll *poll, uint32_t fd_count_max)
 {
     struct uring_poll *uring = calloc(1, sizeof *uring);
     if (!uring)
-        return mqd_error_system(ENOMEM, "no memory for io_uring");
+        return mqd_error_system(ENOMEM, "out of memory for io_uring");
     uring->wake_fd = poll->wake_fd;
     if (create_parts(uring, fd_count_max) != 0) {
         free(uring->scratch);

@@ -237,7 +237,7 @@ struct mqd_pool *mqd_pool_create(int event_fd)
 {
     struct mqd_pool *pool = calloc(1, sizeof *pool);
     if (!pool) {
-        mqd_error_system(ENOMEM, "no memory for the pool of file threads");
+        mqd_error_system(ENOMEM, "out of memory for the pool of file threads");
         return NULL;
     }
     pthread_mutex_init(&pool->mutex, NULL);

@@ -34,7 +34,7 @@ static int push(struct mqd_epochs *epochs, int32_t epoch, int64_t start_offset)
         uint32_t capacity = epochs->capacity ? epochs->capacity * 2 : 4;
         struct mqd_epoch *entries = realloc(epochs->entries, capacity * sizeof *entries);
         if (!entries)
-            return mqd_error_set(ENOMEM, "no memory for %u leader epochs", capacity);
+            return mqd_error_set(ENOMEM, "out of memory for %u leader epochs", capacity);
         epochs->entries = entries;
         epochs->capacity = capacity;
     }

@@ -73,7 +73,7 @@ static uint8_t *read_file(const char *directory, int64_t segment_base, enum mqd_
     size_t size_bytes = (size_t)*count * entry_bytes;
     uint8_t *bytes = malloc(size_bytes);
     if (!bytes)
-        mqd_error_set(ENOMEM, "no memory for an index of %zu bytes", size_bytes);
+        mqd_error_set(ENOMEM, "out of memory for an index of %zu bytes", size_bytes);
     else if (read_entries(fd, bytes, size_bytes, 0) < 0) {
         free(bytes);
         bytes = NULL;

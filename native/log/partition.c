@@ -211,7 +211,7 @@ static int16_t stage_dedup(struct mqd_partition *partition, struct mqd_batch *ba
 {
     struct mqd_dedup_taken taken;
     if (!partition->dedup) { /* set_dedup ran out of memory */
-        result->message = "no memory for the ids of dedup.window.ms; the client may retry";
+        result->message = "out of memory for the ids of dedup.window.ms; the client may retry";
         return MQD_KAFKA_STORAGE_ERROR;
     }
     int16_t error = mqd_dedup_take(partition->dedup, batch, bytes, partition->staged_end_offset, now_ms, &taken);

@@ -87,7 +87,7 @@ static int stage(struct mqd_partition *partition, const struct mqd_batch *batch,
     bool has_producer = batch->producer_id >= 0 && (!(batch->attributes & ATTRIBUTE_CONTROL) || marker);
     if (has_producer && mqd_partition_stage_producer(partition, staged, batch, marker, now_ms) < 0) {
         partition->staged_end_offset = end;
-        return refuse(out, MQD_FOLLOW_FAILED, "no memory for another producer");
+        return refuse(out, MQD_FOLLOW_FAILED, "out of memory for another producer");
     }
     if (partition->dedup && marker)
         mqd_ids_end_transaction(&partition->dedup->ids, batch->producer_id, marker->commit, batch->base_offset);

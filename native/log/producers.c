@@ -40,7 +40,7 @@ uint32_t mqd_producers_find(const struct mqd_producers *producers, int64_t produ
     return MQD_PRODUCER_NONE;
 }
 
-static void unlink_from_use_list(struct mqd_producers *producers, struct mqd_producer *entry)
+static void unlink_from_use_list(struct mqd_producers *producers, struct mqd_producer_state *entry)
 {
     *(entry->newer ? &producers->entries[entry->newer - 1].older : &producers->newest) = entry->older;
     *(entry->older ? &producers->entries[entry->older - 1].newer : &producers->oldest) = entry->newer;
@@ -48,7 +48,7 @@ static void unlink_from_use_list(struct mqd_producers *producers, struct mqd_pro
 
 static void link_newest(struct mqd_producers *producers, uint32_t index)
 {
-    struct mqd_producer *entry = &producers->entries[index];
+    struct mqd_producer_state *entry = &producers->entries[index];
     entry->newer = 0;
     entry->older = producers->newest;
     *(producers->newest ? &producers->entries[producers->newest - 1].newer : &producers->oldest) = index + 1;
@@ -61,13 +61,13 @@ static int grow(struct mqd_producers *producers)
     if (capacity > CAPACITY_MAX)
         return mqd_error_set(MQD_E_FULL, "more than %u producer ids in one partition; lower producer.id.expiration.ms",
                              CAPACITY_MAX);
-    struct mqd_producer *entries = realloc(producers->entries, capacity * sizeof *entries);
+    struct mqd_producer_state *entries = realloc(producers->entries, capacity * sizeof *entries);
     if (entries)
         producers->entries = entries;
     uint32_t *buckets = calloc(capacity, sizeof *buckets);
     if (!entries || !buckets) {
         free(buckets);
-        return mqd_error_set(ENOMEM, "no memory for %u producers", capacity);
+        return mqd_error_set(ENOMEM, "out of memory for %u producers", capacity);
     }
     free(producers->buckets);
     producers->buckets = buckets;
@@ -92,9 +92,9 @@ uint32_t mqd_producers_insert(struct mqd_producers *producers, int64_t producer_
     } else {
         index = producers->used++;
     }
-    struct mqd_producer *entry = &producers->entries[index];
+    struct mqd_producer_state *entry = &producers->entries[index];
     uint32_t bucket = bucket_of(producers, producer_id);
-    *entry = (struct mqd_producer){
+    *entry = (struct mqd_producer_state){
         .producer_id = producer_id, .epoch = -1, .coordinator_epoch = -1, .hash_next = producers->buckets[bucket]};
     producers->buckets[bucket] = index + 1;
     link_newest(producers, index);
@@ -104,7 +104,7 @@ uint32_t mqd_producers_insert(struct mqd_producers *producers, int64_t producer_
 
 static void erase(struct mqd_producers *producers, uint32_t index)
 {
-    struct mqd_producer *entry = &producers->entries[index];
+    struct mqd_producer_state *entry = &producers->entries[index];
     uint32_t *link = &producers->buckets[bucket_of(producers, entry->producer_id)];
     while (*link != index + 1)
         link = &producers->entries[*link - 1].hash_next;
@@ -125,7 +125,7 @@ static int32_t sequence_after(int32_t sequence, int32_t count)
 }
 
 /* The i-th of the remembered batches, 0 = oldest. */
-static const struct mqd_producer_batch *batch_at(const struct mqd_producer *entry, uint32_t i)
+static const struct mqd_producer_batch *batch_at(const struct mqd_producer_state *entry, uint32_t i)
 {
     return &entry->batches[(entry->head + MQD_PRODUCER_BATCH_COUNT - entry->count + i) % MQD_PRODUCER_BATCH_COUNT];
 }
@@ -138,7 +138,7 @@ static bool sequence_before(int32_t sequence, int32_t other)
 }
 
 /* Checks the sequence of a data batch in the entry's epoch. */
-static int16_t check_sequence(const struct mqd_producer *entry, const struct mqd_batch *batch, bool *duplicate,
+static int16_t check_sequence(const struct mqd_producer_state *entry, const struct mqd_batch *batch, bool *duplicate,
                               int64_t *base_offset)
 {
     if (entry->count == 0)
@@ -175,7 +175,7 @@ int16_t mqd_producers_check(const struct mqd_producers *producers, const struct 
     uint32_t index = mqd_producers_find(producers, batch->producer_id);
     if (index == MQD_PRODUCER_NONE)
         return batch->producer_epoch < NO_EPOCH ? MQD_KAFKA_INVALID_PRODUCER_EPOCH : 0;
-    const struct mqd_producer *entry = &producers->entries[index];
+    const struct mqd_producer_state *entry = &producers->entries[index];
     if (batch->producer_epoch < entry->epoch)
         return MQD_KAFKA_INVALID_PRODUCER_EPOCH;
     if (kind.marker) {
@@ -215,7 +215,7 @@ bool mqd_producers_in_transaction(const struct mqd_producers *producers, int64_t
 
 int mqd_producers_begin_transaction(struct mqd_producers *producers, uint32_t index, int64_t first_offset)
 {
-    struct mqd_producer *entry = &producers->entries[index];
+    struct mqd_producer_state *entry = &producers->entries[index];
     uint32_t link = mqd_transactions_begin(&producers->transactions, entry->producer_id, first_offset);
     if (!link)
         return -1;
@@ -226,7 +226,8 @@ int mqd_producers_begin_transaction(struct mqd_producers *producers, uint32_t in
 }
 
 /* Applies the batch to the producer's epoch and sequences. */
-static void note_batch(struct mqd_producer *entry, const struct mqd_batch *batch, bool is_marker, int64_t base_offset)
+static void note_batch(struct mqd_producer_state *entry, const struct mqd_batch *batch, bool is_marker,
+                       int64_t base_offset)
 {
     bool has_sequence = !is_marker && batch->base_sequence >= 0;
     if (entry->epoch != batch->producer_epoch) {
@@ -254,7 +255,7 @@ int mqd_producers_add(struct mqd_producers *producers, const struct mqd_batch *b
     bool created = index == MQD_PRODUCER_NONE;
     if (created && (index = mqd_producers_insert(producers, batch->producer_id)) == MQD_PRODUCER_NONE)
         return -1;
-    struct mqd_producer *entry = &producers->entries[index];
+    struct mqd_producer_state *entry = &producers->entries[index];
     *undo = (struct mqd_producer_undo){.index = index,
                                        .transaction = entry->transaction,
                                        .coordinator_epoch = entry->coordinator_epoch,
@@ -297,7 +298,7 @@ void mqd_producers_undo(struct mqd_producers *producers, const struct mqd_produc
 {
     if (undo->index == MQD_PRODUCER_NONE)
         return;
-    struct mqd_producer *entry = &producers->entries[undo->index];
+    struct mqd_producer_state *entry = &producers->entries[undo->index];
     if (undo->change == MQD_TRANSACTION_BEGUN) {
         mqd_transactions_remove(&producers->transactions, entry->transaction);
         entry->transaction = 0;
@@ -334,7 +335,7 @@ void mqd_producers_expire(struct mqd_producers *producers, int64_t before_ms)
         erase(producers, producers->oldest - 1);
 }
 
-static void view_one(const struct mqd_producers *producers, const struct mqd_producer *entry,
+static void view_one(const struct mqd_producers *producers, const struct mqd_producer_state *entry,
                      struct mqd_producer_view *out)
 {
     *out = (struct mqd_producer_view){.producer_id = entry->producer_id,

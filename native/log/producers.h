@@ -75,7 +75,7 @@ struct mqd_producer_batch {
     int64_t base_offset;
 };
 
-struct mqd_producer {
+struct mqd_producer_state {
     int64_t producer_id;
     int64_t last_append_ms;    /* wall clock of the broker, not of the records */
     uint32_t hash_next;        /* also links the free list */
@@ -94,7 +94,7 @@ struct mqd_producer {
 
 /* zeroed = empty */
 struct mqd_producers {
-    struct mqd_producer *entries;
+    struct mqd_producer_state *entries;
     uint32_t *buckets;
     uint32_t capacity;                  /* entries and buckets; a power of two, or 0 */
     uint32_t used;                      /* entries that have ever been used, those in the free list included */

@@ -16,7 +16,8 @@
 #define FLAG_ANY_SEQUENCE 1
 #define FLAG_ENDED 2
 
-static uint8_t *encode_producer(uint8_t *at, const struct mqd_producers *producers, const struct mqd_producer *entry)
+static uint8_t *encode_producer(uint8_t *at, const struct mqd_producers *producers,
+                                const struct mqd_producer_state *entry)
 {
     at = mqd_put_be64(at, (uint64_t)entry->producer_id);
     at = mqd_put_be64(at, (uint64_t)entry->last_append_ms);
@@ -41,7 +42,7 @@ uint8_t *mqd_producers_encode(const struct mqd_producers *producers, int64_t off
         HEADER_BYTES + producers->count * (size_t)(PRODUCER_BYTES + MQD_PRODUCER_BATCH_COUNT * BATCH_BYTES);
     uint8_t *bytes = malloc(capacity);
     if (!bytes) {
-        mqd_error_set(ENOMEM, "no memory for a snapshot of %u producers", producers->count);
+        mqd_error_set(ENOMEM, "out of memory for a snapshot of %u producers", producers->count);
         return NULL;
     }
     uint8_t *at = mqd_put_be32(bytes, MAGIC);
@@ -78,7 +79,7 @@ static const uint8_t *decode_producer(struct mqd_producers *producers, const uin
         *no_memory = true;
         return NULL;
     }
-    struct mqd_producer *entry = &producers->entries[index];
+    struct mqd_producer_state *entry = &producers->entries[index];
     entry->last_append_ms = (int64_t)mqd_get_be64(at + 8);
     entry->epoch = (int16_t)(at[16] << 8 | at[17]);
     entry->count = at[18];
@@ -115,7 +116,7 @@ int mqd_producers_decode(struct mqd_producers *producers, const uint8_t *bytes, 
         return 0;
     mqd_producers_free(producers);
     if (no_memory)
-        return mqd_error_set(ENOMEM, "no memory for the %u producers of a snapshot", count);
+        return mqd_error_set(ENOMEM, "out of memory for the %u producers of a snapshot", count);
     return mqd_error_set(MQD_E_CORRUPT, "a producer snapshot does not hold the %u producers that its header announces",
                          count);
 }

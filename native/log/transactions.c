@@ -66,7 +66,7 @@ static uint32_t take_entry(struct mqd_transactions *transactions)
         struct mqd_transaction *entries =
             capacity > CAPACITY_MAX ? NULL : realloc(transactions->entries, capacity * sizeof *entries);
         if (!entries) {
-            mqd_error_set(ENOMEM, "no memory for %u transactions of one partition", capacity);
+            mqd_error_set(ENOMEM, "out of memory for %u transactions of one partition", capacity);
             return 0;
         }
         transactions->entries = entries;

@@ -39,7 +39,7 @@ int mqd_aborted_add(struct mqd_aborted_list *list, const struct mqd_aborted *ent
         struct mqd_aborted *entries = realloc(list->entries, capacity * sizeof *entries);
         if (!entries) {
             errno = ENOMEM;
-            return mqd_error_set(ENOMEM, "no memory for %u aborted transactions", capacity);
+            return mqd_error_set(ENOMEM, "out of memory for %u aborted transactions", capacity);
         }
         list->entries = entries;
         list->capacity = capacity;

@@ -152,7 +152,7 @@ static bool prepare_write(struct mqd_share_partition *partition)
         mqd_share_write_run(&partition->body, &run);
     }
     mqd_share_write_end(&partition->body);
-    MQD_ASSERT(!partition->body.failed, "P2: no memory for a write of %u runs", difference.run_count);
+    MQD_ASSERT(!partition->body.failed, "P2: out of memory for a write of %u runs", difference.run_count);
     if (difference.is_whole)
         mqd_list_move_all(&partition->covered, &partition->waiting); /* P2 */
     partition->write_pending = 1;

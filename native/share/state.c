@@ -340,7 +340,7 @@ uint32_t mqd_share_row_for_backoff(struct mqd_share *share, uint32_t deliveries,
         row->first = first;
     if (last > row->last)
         row->last = last;
-    if (row->deadline_ms < deadline_ms) /* no memory for a new row: the offsets in this row wait longer */
+    if (row->deadline_ms < deadline_ms) /* out of memory for a new row: the offsets in this row wait longer */
         row->deadline_ms = deadline_ms;
     return tail;
 }

@@ -128,7 +128,7 @@ struct mqd_endpoint *mqd_endpoint_open(void *control, void *links, uint32_t self
     }
     struct mqd_endpoint *endpoint = calloc(1, sizeof *endpoint);
     if (!endpoint) {
-        mqd_error_system(ENOMEM, "no memory for an endpoint's links");
+        mqd_error_system(ENOMEM, "out of memory for an endpoint's links");
         return NULL;
     }
     endpoint->self = self;

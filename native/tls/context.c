@@ -263,7 +263,7 @@ static int add_identity(struct mqd_tls_context *context, const struct mqd_tls_se
     struct content content = {0};
     loaded->context = openssl.SSL_CTX_new(settings->between_hosts ? openssl.TLS_method() : openssl.TLS_server_method());
     if (!loaded->context)
-        return fail("no memory for a TLS context");
+        return fail("out of memory for a TLS context");
     context->identity_count++;
     int result = configure(loaded->context, settings) == 0 && read_identity(&settings->identities[index], &content) == 0
                      ? use_identity(loaded, &content)
@@ -289,7 +289,7 @@ struct mqd_tls_context *mqd_tls_context_create(const struct mqd_tls_settings *se
     struct mqd_tls_context *context =
         calloc(1, sizeof *context + settings->identity_count * sizeof *context->identities);
     if (!context) {
-        mqd_error_system(ENOMEM, "no memory for a TLS context");
+        mqd_error_system(ENOMEM, "out of memory for a TLS context");
         return NULL;
     }
     context->holder_count = 1;

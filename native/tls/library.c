@@ -50,7 +50,7 @@ static void load_library(void)
     if (number < MQD_TLS_LIBRARY_VERSION_MIN)
         snprintf(problem, sizeof problem, "%s is too old for TLS: install OpenSSL 3.0 or later", version);
     else if (!(mqd_tls_library.transport = mqd_tls_transport_create()))
-        snprintf(problem, sizeof problem, "no memory for OpenSSL");
+        snprintf(problem, sizeof problem, "out of memory for OpenSSL");
 }
 
 int mqd_tls_available(void)

@@ -127,7 +127,7 @@ struct mqd_tls_pool *mqd_tls_pool_create(int event_fd, uint32_t thread_count)
 {
     struct mqd_tls_pool *pool = calloc(1, sizeof *pool);
     if (!pool) {
-        mqd_error_system(ENOMEM, "no memory for the threads of TLS handshakes");
+        mqd_error_system(ENOMEM, "out of memory for the threads of TLS handshakes");
         return NULL;
     }
     pthread_mutex_init(&pool->mutex, NULL);

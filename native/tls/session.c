@@ -152,7 +152,7 @@ static struct mqd_tls *create(struct mqd_tls_context *context, int fd, int32_t n
     BIO *bio = tls ? openssl.BIO_new(openssl.transport) : NULL;
     if (!bio) {
         free(tls);
-        mqd_error_system(ENOMEM, "no memory for a TLS connection");
+        mqd_error_system(ENOMEM, "out of memory for a TLS connection");
         return NULL;
     }
     openssl.BIO_set_data(bio, tls);
@@ -166,7 +166,7 @@ static struct mqd_tls *create(struct mqd_tls_context *context, int fd, int32_t n
         mqd_tls_context_free(context);
         free(tls);
         openssl.ERR_clear_error();
-        mqd_error_system(ENOMEM, "no memory for a TLS connection");
+        mqd_error_system(ENOMEM, "out of memory for a TLS connection");
         return NULL;
     }
     openssl.SSL_set_bio(tls->ssl, bio, bio);

@@ -65,7 +65,7 @@ struct mqd_compact *mqd_compact_open(const char *directory, const int64_t *bases
     }
     if (!compact || !compact->directory || !compact->bases) {
         mqd_compact_close(compact);
-        mqd_error_set(ENOMEM, "no memory for a compaction");
+        mqd_error_set(ENOMEM, "out of memory for a compaction");
         return NULL;
     }
     memcpy(compact->bases, bases, options->segment_count * sizeof *bases);

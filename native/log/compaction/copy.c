@@ -104,7 +104,7 @@ static int note_dropped_marker(struct mqd_compact *compact, int64_t offset)
         size_t capacity = compact->dropped_capacity ? compact->dropped_capacity * 2 : 64;
         int64_t *grown = realloc(compact->dropped_markers, capacity * sizeof *grown);
         if (!grown)
-            return mqd_error_set(ENOMEM, "no memory for the markers of a segment");
+            return mqd_error_set(ENOMEM, "out of memory for the markers of a segment");
         compact->dropped_markers = grown;
         compact->dropped_capacity = capacity;
     }
@@ -164,7 +164,7 @@ static int add_run(struct mqd_compact *compact, uint32_t at, uint32_t size_bytes
         size_t capacity = compact->run_capacity ? compact->run_capacity * 2 : 1024;
         struct mqd_compact_run *grown = realloc(compact->runs, capacity * sizeof *grown);
         if (!grown)
-            return mqd_error_set(ENOMEM, "no memory for the records of a batch");
+            return mqd_error_set(ENOMEM, "out of memory for the records of a batch");
         compact->runs = grown;
         compact->run_capacity = capacity;
     }

@@ -81,7 +81,7 @@ static const uint8_t *make_readable(struct mqd_compact_input *input, int64_t nee
     if (need > input->capacity) {
         uint8_t *grown = realloc(input->buffer, (size_t)need);
         if (!grown) {
-            mqd_error_set(ENOMEM, "no memory for a batch of %lld bytes", (long long)need);
+            mqd_error_set(ENOMEM, "out of memory for a batch of %lld bytes", (long long)need);
             return NULL;
         }
         input->buffer = grown;

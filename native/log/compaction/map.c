@@ -71,7 +71,7 @@ int mqd_key_map_open(struct mqd_key_map *map, uint64_t size_bytes, uint32_t load
     void *memory = mmap(NULL, map->capacity * sizeof *map->entries, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED)
-        return mqd_error_system(errno, "no memory for a map of %llu keys; lower log.cleaner.dedupe.buffer.size",
+        return mqd_error_system(errno, "out of memory for a map of %llu keys; lower log.cleaner.dedupe.buffer.size",
                                 (unsigned long long)map->count_max);
     map->entries = memory;
     if (seed)
@@ -145,7 +145,7 @@ static int id_grow(struct mqd_id_map *map)
     struct mqd_id_map grown = {.capacity = map->capacity ? map->capacity * 2 : 64, .count = map->count};
     grown.entries = calloc(grown.capacity, sizeof *grown.entries);
     if (!grown.entries)
-        return mqd_error_set(ENOMEM, "no memory for the producers of a log");
+        return mqd_error_set(ENOMEM, "out of memory for the producers of a log");
     for (uint32_t i = 0; i < map->capacity; i++)
         if (map->entries[i].used)
             *id_find(&grown, map->entries[i].id) = map->entries[i];

@@ -81,7 +81,7 @@ static int write_swap(const char *directory, const struct swap *swap)
     size_t size_bytes = SWAP_HEAD_BYTES + 8 * (size_t)swap->count;
     uint8_t *bytes = calloc(1, size_bytes);
     if (!bytes)
-        return mqd_error_set(ENOMEM, "no memory for a list of %u segments", swap->count);
+        return mqd_error_set(ENOMEM, "out of memory for a list of %u segments", swap->count);
     mqd_put_be32(bytes, SWAP_MAGIC);
     mqd_put_be32(bytes + 4, 1);
     mqd_put_be32(bytes + 12, swap->kinds);

@@ -43,7 +43,7 @@ static int set_last(struct mqd_compact *compact, int64_t producer_id, int16_t ep
                : mqd_id_map_put(&compact->last_epoch, producer_id, epoch);
 }
 
-static int load_producer(struct mqd_compact *compact, const struct mqd_producer *producer)
+static int load_producer(struct mqd_compact *compact, const struct mqd_producer_state *producer)
 {
     uint32_t newest = (producer->head + MQD_PRODUCER_BATCH_COUNT - 1u) % MQD_PRODUCER_BATCH_COUNT;
     return set_last(compact, producer->producer_id, producer->epoch,

@@ -19,7 +19,7 @@ struct mqd_dedup *mqd_dedup_new(const struct mqd_log_options *options)
 {
     struct mqd_dedup *dedup = calloc(1, sizeof *dedup);
     if (!dedup) {
-        mqd_error_set(ENOMEM, "no memory for the ids of a partition");
+        mqd_error_set(ENOMEM, "out of memory for the ids of a partition");
         return NULL;
     }
     if (mqd_ids_open(&dedup->ids, options->dedup_count_max) < 0) {
@@ -179,7 +179,7 @@ int16_t mqd_dedup_take(struct mqd_dedup *dedup, const struct mqd_batch *batch, c
         return 0;
     if (write_without_duplicates(dedup, batch, bytes, base_offset, taken) < 0)
         return refuse(dedup, base_offset, taken, MQD_KAFKA_NOT_ENOUGH_REPLICAS,
-                      "no memory for a batch without its duplicates; the client may retry");
+                      "out of memory for a batch without its duplicates; the client may retry");
     return 0;
 }
 

@@ -363,7 +363,7 @@ struct mqd_reader *mqd_reader_create(uint32_t fd_count_max)
 {
     struct mqd_reader *reader = calloc(1, sizeof *reader);
     if (!reader) {
-        mqd_error_set_static(ENOMEM, "no memory for a reader");
+        mqd_error_set_static(ENOMEM, "out of memory for a reader");
         return NULL;
     }
     reader->fd_count_max = fd_count_max > MQD_READER_FD_COUNT_MIN ? fd_count_max : MQD_READER_FD_COUNT_MIN;
@@ -400,7 +400,7 @@ int mqd_reader_set_path(struct mqd_reader *reader, uint32_t number, const char *
     if (!slot || !copy) {
         free(slot);
         free(copy);
-        return mqd_error_set_static(ENOMEM, "no memory for a partition's path");
+        return mqd_error_set_static(ENOMEM, "out of memory for a partition's path");
     }
     slot->path = copy;
     slot->number = number;

@@ -27,7 +27,7 @@ static int read_batch(struct loader *loader, const struct mqd_batch *batch, int 
         loader->capacity_bytes = 0;
         loader->bytes = malloc(size_bytes);
         if (!loader->bytes)
-            return mqd_error_set(ENOMEM, "no memory for a batch of %zu bytes", size_bytes);
+            return mqd_error_set(ENOMEM, "out of memory for a batch of %zu bytes", size_bytes);
         loader->capacity_bytes = size_bytes;
     }
     if (mqd_read_exactly(fd, loader->bytes, size_bytes, position) < 0)

@@ -200,7 +200,7 @@ static int recover_segments(struct recovery *recovery, int64_t now_ms)
     for (uint32_t i = first; i < listing->log_count; i++) {
         struct tail tail;
         if (mqd_partition_push_segment(partition, listing->logs[i]) < 0)
-            return mqd_error_set(ENOMEM, "no memory for a segment list");
+            return mqd_error_set(ENOMEM, "out of memory for a segment list");
         if (below_boundary(recovery, i)) {
             if (!recovery->cutting && mqd_tail_check_sealed(recovery, listing->logs[i], listing->logs[i + 1]) < 0)
                 return -1;
@@ -370,7 +370,7 @@ static struct mqd_partition *partition_new(const char *path, const struct mqd_lo
     struct mqd_partition *partition = calloc(1, sizeof *partition);
     if (!partition || !(partition->path = strdup(path))) {
         free(partition);
-        mqd_error_set(ENOMEM, "no memory for a partition");
+        mqd_error_set(ENOMEM, "out of memory for a partition");
         return NULL;
     }
     partition->active.fd = partition->active.index.fd = partition->active.index.time_fd =

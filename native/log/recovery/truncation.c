@@ -125,7 +125,7 @@ static int listing_of(const struct mqd_partition *partition, struct mqd_listing 
     out->snapshots = malloc(2 * sizeof *out->snapshots);
     if (!out->logs || !out->snapshots) {
         mqd_listing_free(out);
-        return mqd_error_set(ENOMEM, "no memory for a list of segments");
+        return mqd_error_set(ENOMEM, "out of memory for a list of segments");
     }
     memcpy(out->logs, partition->segments, partition->segment_count * sizeof *out->logs);
     if (partition->snapshot_previous >= 0)

@@ -362,7 +362,7 @@ void mqd_check_take_piece(struct mqd_reactor *r, struct mqd_check *check, const 
                           int64_t total_bytes)
 {
     if (!mqd_list_empty(&check->parked))
-        /* if there is no memory for a piece, the batch stays incomplete */
+        /* if there is out of memory for a piece, the batch stays incomplete */
         take_piece(r, check, payload, size_bytes, total_bytes);
 }
 

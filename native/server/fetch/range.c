@@ -105,7 +105,7 @@ static int16_t find_once(struct mqd_reactor *r, struct mqd_request *request, str
         code = -1; /* data and transactions may come from different files: compaction or deletion ran in between */
     if (code == 0 && charge_aborted(r, request, entry))
         return 0;
-    if (code == 0) /* no memory for the transactions: returns nothing now, and the client retries */
+    if (code == 0) /* out of memory for the transactions: returns nothing now, and the client retries */
         entry->cursor.valid = false;
     mqd_fetch_entry_release(r, entry);
     return code;
@@ -184,7 +184,7 @@ void mqd_fetch_find_aborted(struct mqd_reactor *r, struct mqd_request *request, 
     }
     if (error == 0 && !charge_aborted(r, request, entry)) {
         mqd_fetch_entry_release(r, entry);
-        end_offset = entry->fetch_offset; /* no memory for the transactions: returns nothing now */
+        end_offset = entry->fetch_offset; /* out of memory for the transactions: returns nothing now */
     }
     positions->last_stable_offset = end_offset;
     entry->outcome.error = error == -1 ? MQD_KAFKA_NOT_LEADER_OR_FOLLOWER : error;

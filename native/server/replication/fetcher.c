@@ -508,7 +508,7 @@ static bool make_room(struct mqd_fetcher *fetcher)
 static bool receive(struct mqd_reactor *r, struct mqd_fetcher *fetcher, uint32_t *budget)
 {
     if (!make_room(fetcher)) {
-        mqd_fetcher_end(r, fetcher, ENOMEM, "no memory for a batch");
+        mqd_fetcher_end(r, fetcher, ENOMEM, "out of memory for a batch");
         return false;
     }
     uint32_t room = fetcher->in_capacity - fetcher->in_end,

@@ -132,7 +132,7 @@ static void send_some(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
 static void send_request(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
 {
     if (fetcher->out.failed) {
-        mqd_fetcher_end(r, fetcher, ENOMEM, "no memory for a request");
+        mqd_fetcher_end(r, fetcher, ENOMEM, "out of memory for a request");
         return;
     }
     fetcher->outstanding++;

@@ -511,7 +511,7 @@ static int accept_request(struct mqd_reactor *r, struct arrival *a)
     struct mqd_share_sessions *sessions = &r->shares->sessions;
     bool is_fetch = a->wire.api_key == MQD_API_SHARE_FETCH, is_final = a->wire.session_epoch == FINAL_EPOCH;
     if (parse_partitions(a))
-        return mqd_error_set(MQD_E_INVALID, "no memory for the partitions of a share group's request");
+        return mqd_error_set(MQD_E_INVALID, "out of memory for the partitions of a share group's request");
     a->request->share_error = admit(r, a);
     if (a->request->share_error)
         return 0;

@@ -31,14 +31,14 @@ static struct mqd_secure *secure_new(void)
 {
     struct mqd_secure *secure = calloc(1, sizeof *secure);
     if (!secure) {
-        mqd_error_system(ENOMEM, "no memory for TLS");
+        mqd_error_system(ENOMEM, "out of memory for TLS");
         return NULL;
     }
     secure->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     secure->plain = malloc(MQD_TLS_WRITE_BYTES_MAX);
     secure->scratch = malloc(MQD_TLS_SCRATCH_BYTES);
     if (secure->event_fd < 0 || !secure->plain || !secure->scratch)
-        mqd_error_system(errno, "no memory for TLS");
+        mqd_error_system(errno, "out of memory for TLS");
     else if ((secure->pool = mqd_tls_pool_create(secure->event_fd, THREAD_COUNT)))
         return secure;
     secure_free(secure);
