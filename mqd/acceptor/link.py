@@ -47,6 +47,7 @@ from mqd.base.crash_on_error import crash_on_error
 from mqd.base.tasks import InlineCoroutine
 from mqd.native import Descriptor, DescriptorKind, ProducerView
 from mqd.protocol.errors import ErrorCode, ProtocolError
+from mqd.protocol.headers import MEMBER_WAIT_APIS
 
 PIECE_BYTES = 1 << 20
 EXTENT_BYTES = 4096
@@ -58,9 +59,6 @@ RETRY_S = 0.005
 # A request not answered after one to two of these intervals is slow: its frame in the worker's
 # arena is released.
 PARK_S = 0.05
-# JoinGroup, SyncGroup: may wait for other members for minutes, and can be dropped when their client
-# has gone (MQD_LINK_CANCEL).
-MEMBER_WAIT_APIS = frozenset({11, 14})
 BATCH_TOKEN_BIT = 1 << 63
 DESCRIBE_TOKEN_BIT = 1 << 62
 ARCHIVE_TOKEN_BIT = 1 << 61

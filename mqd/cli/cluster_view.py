@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from mqd.base.cluster_config import format_address
 from mqd.cli.common import Settings
 
 _METADATA, _API_VERSIONS, _DESCRIBE_QUORUM, _DESCRIBE_CLUSTER = 3, 18, 55, 60
@@ -31,7 +32,7 @@ class ClusterState:
         self.cluster_id = cluster.cluster_id
         self.brokers = sorted(cluster.brokers, key=lambda broker: broker.broker_id)
         self.listeners = {
-            node.node_id: address(node.listeners[0].host, node.listeners[0].port)
+            node.node_id: format_address(node.listeners[0].host, node.listeners[0].port)
             for node in quorum.nodes
             if node.listeners
         }
@@ -65,10 +66,6 @@ class ClusterState:
                     }
                 )
         return rows
-
-
-def address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def uuid_text(value: Any) -> str:
@@ -150,7 +147,7 @@ class FeatureLevels:
         for broker in state.brokers:
             if broker.is_fenced:
                 continue
-            with Broker(address(broker.host, broker.port), advertised_by=broker.broker_id) as connection:
+            with Broker(format_address(broker.host, broker.port), advertised_by=broker.broker_id) as connection:
                 response = connection.request(_API_VERSIONS, requested)
             self.supported[broker.broker_id] = {
                 feature.name: (feature.min_version, feature.max_version) for feature in response.supported_features

@@ -13,9 +13,10 @@ import msgspec
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from mqd.base.clock import now_ms
+from mqd.base.cluster_config import format_address
 from mqd.base.views import VIEW_FILTER, VIEW_OF
 from mqd.cli.broker_lookup import EARLIEST, LATEST, Cluster
-from mqd.cli.cluster_view import ClusterState, PartitionHealth, address
+from mqd.cli.cluster_view import ClusterState, PartitionHealth
 from mqd.cli.common import CliError, Settings
 from mqd.cli.group_listing import (
     LIST_GROUPS,
@@ -207,7 +208,7 @@ def _nodes(response: Any, state: ClusterState | None) -> tuple[Node, ...]:
     return tuple(
         Node(
             node,
-            address(host, port),
+            format_address(host, port),
             rack,
             is_fenced,
             led_counts.get(node, 0),

@@ -20,6 +20,8 @@ from mqd.protocol.schema import APIS, SUPPORTED_KEYS
 from mqd.protocol.schema.language import NEWEST, Versions
 
 API_VERSIONS_KEY = 18
+# JoinGroup and SyncGroup: their responses may wait for other members of the group for minutes
+MEMBER_WAIT_APIS = frozenset((11, 14))
 
 
 class ApiSpec(msgspec.Struct, frozen=True):

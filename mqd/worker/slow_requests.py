@@ -6,11 +6,9 @@ from typing import Any
 
 from mqd import native
 from mqd.base import logging
-from mqd.protocol.headers import KNOWN
+from mqd.protocol.headers import KNOWN, MEMBER_WAIT_APIS
 from mqd.worker.catalog import Catalog
 
-JOIN_GROUP, SYNC_GROUP = 11, 14
-UNLOGGED_APIS = (JOIN_GROUP, SYNC_GROUP)  # their responses wait for the end of a rebalance
 FIELD_NAMES = {
     native.Spent.QUEUE: "queued",
     native.Spent.WAIT: "waited_for_records",
@@ -44,7 +42,7 @@ def fields(slow: native.SlowRequest) -> dict[str, Any]:
 
 def log_slow_request(log: logging.Logger, event: native.Event, catalog: Catalog) -> None:
     """Handles MQD_EVENT_SLOW."""
-    if event.slow is None or event.slow.api_key in UNLOGGED_APIS:
+    if event.slow is None or event.slow.api_key in MEMBER_WAIT_APIS:
         return
     partition = {"partition": catalog.partition_name(event.slot)} if event.slot != native.SLOT_NONE else {}
     log.warning("a slow request", connection=event.connection, **partition, **fields(event.slow))

@@ -41,7 +41,7 @@ from mqd.native import PrincipalKind
 from mqd.protocol import codec
 from mqd.protocol.api import decode_response, encode_request
 from mqd.protocol.errors import ErrorCode, ProtocolError
-from mqd.protocol.headers import RequestHeader, encode_response_header
+from mqd.protocol.headers import MEMBER_WAIT_APIS, RequestHeader, encode_response_header
 from mqd.protocol.messages import EnvelopeRequest, EnvelopeResponse, ListOffsetsRequest, ListOffsetsResponse
 from mqd.security.principal import ANONYMOUS
 
@@ -52,8 +52,6 @@ GROUP_APIS = frozenset((8, 11, 12, 13, 14, 28, 68))
 # APIs that always name a transactional id, in transactional_id
 TRANSACTION_APIS = frozenset((25, 26))
 RELAYED_APIS = GROUP_APIS | TRANSACTION_APIS | {LIST_OFFSETS, OFFSET_FETCH, INIT_PRODUCER_ID, ADD_PARTITIONS_TO_TXN}
-# JoinGroup and SyncGroup wait for other members of the group
-MEMBER_WAIT_APIS = frozenset((11, 14))
 WAIT_S_MAX, TIMEOUT_S = 900.0, 30.0
 ADD_PARTITIONS_CLIENT_VERSION_MAX = 3  # versions from 4 on are sent only by hosts
 _FIXED_BYTES = 10  # bytes of a request header before the client id

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import click
 
+from mqd.base.cluster_config import format_address
 from mqd.cli.admission_commands import invite, key
-from mqd.cli.cluster_view import ClusterState, FeatureLevels, PartitionHealth, address, ago
+from mqd.cli.cluster_view import ClusterState, FeatureLevels, PartitionHealth, ago
 from mqd.cli.common import CliError, Settings, emit_json, emit_table, options
 
 _DESCRIBE_CONFIGS, _UPDATE_FEATURES, _UNREGISTER, _ADD_VOTER, _REMOVE_VOTER = 32, 57, 64, 80, 81
@@ -97,11 +98,10 @@ def status(settings: Settings, wait_s: float | None) -> None:
     from mqd.cli import offline_replicas as offline
 
     state, partitions = ClusterState(settings), PartitionHealth(settings)
-    not_served = offline.offline_replicas(
-        partitions.leaderless,
-        {broker.broker_id: address(broker.host, broker.port) for broker in state.brokers if not broker.is_fenced},
-    )
-    in_service = [broker.broker_id for broker in state.brokers if not broker.is_fenced]
+    serving = [broker for broker in state.brokers if not broker.is_fenced]
+    in_service = [broker.broker_id for broker in serving]
+    addresses = {broker.broker_id: format_address(broker.host, broker.port) for broker in serving}
+    not_served = offline.offline_replicas(partitions.leaderless, addresses)
     fenced = [broker.broker_id for broker in state.brokers if broker.is_fenced]
     voter_status = state.voter_status
     if settings.json:
@@ -159,7 +159,7 @@ def brokers(settings: Settings) -> None:
     rows = [
         {
             "node": broker.broker_id,
-            "address": address(broker.host, broker.port),
+            "address": format_address(broker.host, broker.port),
             "rack": broker.rack,
             "state": "fenced" if broker.is_fenced else "in service",
             "quorum": roles.get(broker.broker_id, "-"),

@@ -14,8 +14,8 @@ import click
 import msgspec
 
 from mqd.base.clock import now_ms
+from mqd.base.cluster_config import format_address
 from mqd.base.paths import default_data_dir, layout
-from mqd.cli.cluster_view import address
 from mqd.cli.common import DEFAULT_BOOTSTRAP, CliError, Settings, covers_local_broker, emit_json, options
 from mqd.cli.inspection import diagnosis, metrics_page
 from mqd.cli.inspection.diagnosis import TITLES, Finding, Harm
@@ -123,7 +123,7 @@ def _cluster_findings(settings: Settings) -> list[Finding]:
             )
         ]
     in_service = {
-        broker.broker_id: address(broker.host, broker.port) for broker in state.brokers if not broker.is_fenced
+        broker.broker_id: format_address(broker.host, broker.port) for broker in state.brokers if not broker.is_fenced
     }
     offline = offline_replicas.offline_replicas(partitions.leaderless, in_service)
     findings += diagnosis.cluster_findings(state, partitions, offline, now_ms())
@@ -147,7 +147,7 @@ def examine(settings: Settings, data_dir: Path | None) -> list[Finding]:
         status = broker_status(data_dir)
         is_running = "reason" not in status
         if is_running and settings.bootstrap == DEFAULT_BOOTSTRAP:
-            settings = msgspec.structs.replace(settings, bootstrap=address(status["host"], status["port"]))
+            settings = msgspec.structs.replace(settings, bootstrap=format_address(status["host"], status["port"]))
         findings += diagnosis.process_findings(status)
         if not is_running:
             findings += _last_errors(data_dir / "logs")

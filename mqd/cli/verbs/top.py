@@ -15,9 +15,9 @@ from typing import Any
 
 import click
 
+from mqd.base.cluster_config import format_address
 from mqd.base.paths import default_data_dir, layout
 from mqd.cli.broker_lookup import LATEST, Cluster, Partition
-from mqd.cli.cluster_view import address
 from mqd.cli.common import DEFAULT_BOOTSTRAP, CliError, Settings, covers_local_broker, emit_json, options
 from mqd.cli.inspection import live_view, metrics_page, spares
 from mqd.cli.inspection.live_view import GroupOffsets, Replicas, Sample
@@ -218,7 +218,7 @@ def command(settings: Settings, data_dir: Path | None, interval_s: float, once: 
         data_dir = layout(data_dir).data_dir
         status = broker_status(data_dir)
         if bootstrap == DEFAULT_BOOTSTRAP and status["port"]:
-            bootstrap = address(status["host"], status["port"])
+            bootstrap = format_address(status["host"], status["port"])
     is_live = not once and not settings.json
     if is_live and not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise CliError("not a terminal; --once prints once and exits")
