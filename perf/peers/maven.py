@@ -40,7 +40,7 @@ def java_major(message: str) -> int:
     return int(found[2] or 0) if found[1] == "1" else int(found[1])
 
 
-def jars(pom: Path, offline_only: bool = False) -> Path:
+def jars(pom: Path) -> Path:
     """The directory with the jars of a pom's runtime dependencies, which are downloaded if it does not
     exist. Raises Unavailable.
     """
@@ -48,10 +48,6 @@ def jars(pom: Path, offline_only: bool = False) -> Path:
     directory = CACHE / f"{pom.parent.name}-{hashlib.sha256(content).hexdigest()[:12]}"
     if (directory / "complete").exists():
         return directory
-    if offline_only:
-        raise Unavailable(
-            f"its jars are missing; `python -m perf peers --prepare` downloads them ({pom.relative_to(ROOT)})"
-        )
     maven = shutil.which("mvn")
     if maven is None:
         raise Unavailable("no mvn on the PATH, which is needed to download its jars")

@@ -1,5 +1,5 @@
-"""Apache Kafka's own command line tools and broker, from its jars (perf/peers/kafka/pom.xml, by
-Maven), for comparison tests. Slow tier: a JVM for each call.
+"""Apache Kafka's own command line tools and broker, from its jars (kafka/pom.xml, by Maven), for
+comparison tests. Slow tier: a JVM for each call.
 """
 
 from __future__ import annotations
@@ -16,16 +16,15 @@ from perf.peers import apache_kafka, maven
 from tests.kafka_connection import KafkaConnection
 from tests.ports import free_port
 
+POM = Path(__file__).resolve().parent / "kafka" / "pom.xml"
 RUN_SECONDS = 120
 START_SECONDS = 180
 
 
 class KafkaTools:
-    """`run` runs one tool by its class, as its .sh does. `pom`: of another version than the
-    benchmark's.
-    """
+    """`run` runs one tool by its class, as its .sh does. `pom`: of another version."""
 
-    def __init__(self, directory: Path, pom: Path = apache_kafka.POM) -> None:
+    def __init__(self, directory: Path, pom: Path = POM) -> None:
         self._directory = directory
         self._java = maven.java()
         self.jars = maven.jars(pom)

@@ -265,7 +265,7 @@ def test_the_smallest_comparison_from_jars_to_a_table(
 ) -> None:
     try:
         maven.java()
-        maven.jars(POM, offline_only=True)
+        maven.jars(POM)
     except Unavailable as error:
         pytest.skip(str(error))
     steps = [

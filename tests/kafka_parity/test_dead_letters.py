@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 from confluent_kafka import AcknowledgeType, Consumer, Producer, ShareConsumer
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
 
+from perf.peers.apache_kafka import POM
 from perf.peers.peer import Unavailable
 from tests.broker import Broker
 from tests.compat.kafka_tools import KafkaTools
@@ -21,7 +21,6 @@ from tests.polling import eventually
 
 pytestmark = pytest.mark.slow
 
-POM = Path(__file__).resolve().parent / "kafka-4.4" / "pom.xml"
 SECONDS = 90.0
 TOPIC, PARTITIONS, RECORDS, LIMIT = "work", 2, 40, 2
 REJECTED, RELEASED = "7", "3"  # last digits of values that no worker can process, and that fail each time
@@ -129,7 +128,7 @@ def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[DeadLetter
     """Apache Kafka's and mqd's."""
     directory = tmp_path_factory.mktemp("letters")
     try:
-        tools = KafkaTools(directory, POM)
+        tools = KafkaTools(directory, POM)  # newer than the one of the other comparisons
     except Unavailable as reason:
         pytest.skip(f"Apache Kafka 4.4 cannot be had: {reason}")
     settings = {name.replace(".", "_"): value for name, value in CONFIG.items()}

@@ -10,8 +10,9 @@ import pytest
 from mqd.protocol import KNOWN
 from mqd.protocol import messages as m
 from mqd.protocol.schema.language import Versions
-from perf.peers import apache_kafka, maven
+from perf.peers import maven
 from perf.peers.peer import Unavailable
+from tests.compat.kafka_tools import POM
 from tests.kafka_parity.allowed import ALLOWED, OPEN
 from tests.kafka_parity.brokers import both
 from tests.kafka_parity.compare import ON_RESEND, Allowed, Difference, Table, differences
@@ -50,7 +51,7 @@ def _assert_alike(comparison: Comparison) -> None:
 def test_a_share_of_the_hot_apis(tmp_path: Path) -> None:
     try:
         maven.java()
-        maven.jars(apache_kafka.POM, offline_only=True)
+        maven.jars(POM)
     except Unavailable as reason:
         pytest.skip(f"Apache Kafka cannot be had: {reason}")
     with both(tmp_path, _table()) as comparison:

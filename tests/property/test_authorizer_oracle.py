@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from mqd.security.authorizer import Authorizer
-from perf.peers import apache_kafka, maven
+from perf.peers import maven
 from perf.peers.peer import Unavailable
+from tests.compat.kafka_tools import POM
 from tests.unit.security.reference import HOSTS, NAMES, OPERATIONS, PRINCIPALS, TYPES, random_binding
 
 pytestmark = pytest.mark.slow
@@ -35,7 +36,7 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     if shutil.which("javac") is None:
         pytest.skip("no javac to compile the oracle with")
     try:
-        java, jars = maven.java(), maven.jars(apache_kafka.POM)
+        java, jars = maven.java(), maven.jars(POM)
     except Unavailable as why:
         pytest.skip(f"Kafka's authorizer cannot be had: {why}")
     classes = tmp_path_factory.mktemp("oracle")
