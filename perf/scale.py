@@ -309,8 +309,8 @@ def control_page(result: dict) -> str:
                 f"An image has {catch_up[-1]['image_bytes'] / catch_up[-1]['partitions']:.0f} bytes per partition. A"
                 f" subscriber that leaves {SEND_BYTES_MAX >> 20} MiB unread is disconnected, so beyond about"
                 f" {_partitions_that_fit(catch_up[-1]):,}"
-                " partitions a host's processes cannot receive a whole image: this is the limit of a cluster today, and"
-                " a million partitions would need images to be sent in parts."
+                " partitions a host's processes could not receive a whole image; a million would need images to be sent"
+                " in parts. The [limit of a cluster](#limits) is lower."
             ),
             (
                 f"The batch of {found['failover'][1]['leaders']:,} leaders takes"

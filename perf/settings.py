@@ -12,7 +12,8 @@ from perf.accounting import cpu_time
 from perf.bench import Bench
 from perf.brokers import Measured
 from perf.cases import SATURATE, WARM_MEGABYTES
-from perf.report import markdown_table, number
+from perf.report import markdown_table, number, paragraph
+from perf.revision import provenance
 
 
 def _group_commit(bench: Bench) -> str:
@@ -214,4 +215,5 @@ BLOCKS: dict[str, Callable[[Bench], str]] = {
 
 def settings_page(bench: Bench) -> dict[str, str]:
     """Block name -> Markdown. Needs several minutes."""
-    return {name: measure(bench) for name, measure in BLOCKS.items()}
+    head = paragraph(f"{provenance('python -m perf settings')}.")
+    return {"settings": head, **{name: measure(bench) for name, measure in BLOCKS.items()}}

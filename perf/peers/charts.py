@@ -7,6 +7,7 @@ missing figure, never a zero.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ DOTS_PER_INCH = 110
 def axis_label(load: Load) -> str:
     """The difference from the base, for an axis."""
     if load == BASE:
-        return "base"
+        return "1 KiB (base)"
     size = f"{load.record_bytes // 1024} KiB" if load.record_bytes % 1024 == 0 else f"{load.record_bytes} B"
     differing = [
         (load.record_bytes != BASE.record_bytes, size),
@@ -42,13 +43,23 @@ def axis_label(load: Load) -> str:
     return " ".join(text for differs, text in differing if differs)
 
 
-def bars(run: Run, loads: list[Load], value: str) -> dict[str, list[float | None]]:
-    """For each peer its figure at each load; None where there is none."""
+def cpu_per_gb(load: Load) -> float:
+    """Turns CPU-seconds per million records of this load into CPU-seconds per GB of payload."""
+    return 1e3 / load.record_bytes
+
+
+def bars(
+    run: Run, loads: list[Load], value: str, scale: Callable[[Load], float] = lambda load: 1.0
+) -> dict[str, list[float | None]]:
+    """For each peer its figure at each load, times the load's scale; None where there is none."""
     found = {}
     for facts in run.measured():
         medians = [run.value(facts.name, Step(plan.THROUGHPUT, load), value) for load in loads]
         if any(medians):
-            found[facts.name] = [None if median is None else median["median"] for median in medians]
+            found[facts.name] = [
+                None if median is None else median["median"] * scale(load)
+                for load, median in zip(loads, medians, strict=True)
+            ]
     return found
 
 
@@ -60,22 +71,19 @@ def latency_points(run: Run, load: Load, value: str) -> dict[str, list[tuple[flo
         for rate in plan.RATES:
             medians = run.medians(facts.name, Step(plan.LATENCY, load, rate=rate))
             if value in medians:
-                points.append((medians["rate"] / 1e3, medians[value] / 1e3, not is_saturated(medians)))
+                points.append((medians["rate"] / 1e3, medians[value] / 1e3, not is_saturated(medians, value)))
         if points:
             found[facts.name] = points
     return found
 
 
-def _bar_chart(axes: Any, run: Run, loads: list[Load], value: str, scale: float, title: str) -> None:
-    groups = bars(run, loads, value)
+def _bar_chart(axes: Any, loads: list[Load], groups: dict[str, list[float | None]], title: str) -> None:
     width = 0.8 / max(len(groups), 1)
     for index, (name, values) in enumerate(groups.items()):
         places = [
             place + (index - (len(groups) - 1) / 2) * width for place, found in enumerate(values) if found is not None
         ]
-        axes.bar(
-            places, [found * scale for found in values if found is not None], width, label=name, color=COLOURS.get(name)
-        )
+        axes.bar(places, [found for found in values if found is not None], width, label=name, color=COLOURS.get(name))
     axes.set_xticks(range(len(loads)), [axis_label(load) for load in loads], rotation=35, ha="right")
     axes.set_title(title, fontsize=10, loc="left")
 
@@ -92,9 +100,8 @@ def _latency_chart(axes: Any, run: Run, load: Load, value: str, title: str) -> N
         for rate, milliseconds, kept in points:
             axes.plot(rate, milliseconds, "o" if kept else "x", color=COLOURS.get(name), markersize=5)
     axes.set_yscale("log")
-    for which in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-        which(lambda milliseconds, _: f"{milliseconds:g}")
-    axes.tick_params(axis="y", which="both", labelsize=8)
+    axes.yaxis.set_major_formatter(lambda milliseconds, _: f"{milliseconds:g}")
+    axes.tick_params(axis="y", labelsize=8)
     axes.set_xlabel("thousand records/s", fontsize=9)
     axes.set_ylabel("ms")
     axes.set_title(title, fontsize=10, loc="left")
@@ -121,16 +128,12 @@ def draw(run: Run, directory: Path) -> list[str]:
     drawn = [THROUGHPUT_CHART]
     loads = run.loads(plan.THROUGHPUT, plan.NEUTRAL)
     figure, axes = pyplot.subplots(3, 1, figsize=(9, 9.5))
-    _bar_chart(axes[0], run, loads, "mb_per_s", 1.0, "Produced, MB/s of payload (more is better)")
-    _bar_chart(axes[1], run, loads, "consume_mb_per_s", 1.0, "Read back, MB/s of payload (more is better)")
-    _bar_chart(
-        axes[2],
-        run,
-        loads,
-        "broker_cpu_s_per_million",
-        1.0,
-        "Broker CPU-seconds per million records produced (less is better)",
-    )
+    _bar_chart(axes[0], loads, bars(run, loads, "mb_per_s"), "Produced, MB/s of payload (more is better)")
+    _bar_chart(axes[1], loads, bars(run, loads, "consume_mb_per_s"), "Read back, MB/s of payload (more is better)")
+    cpu = bars(run, loads, "broker_cpu_s_per_million", cpu_per_gb)
+    _bar_chart(axes[2], loads, cpu, "Broker CPU-seconds per GB of payload produced, logarithmic (less is better)")
+    axes[2].set_yscale("log")
+    axes[2].yaxis.set_major_formatter(lambda seconds, _: f"{seconds:g}")
     _finish(figure, list(axes), directory / THROUGHPUT_CHART)
     pyplot.close(figure)
     if run.loads(plan.LATENCY, plan.NEUTRAL):

@@ -240,7 +240,7 @@ class Laboratory:
         return values
 
     def _megabytes(self, peer: Peer, step: Step) -> int:
-        """Roughly how much the step will write."""
+        """Roughly how much the step will write, in all replicas."""
         bounds, rate = self._bounds, self._median(peer.name, Step(plan.THROUGHPUT, step.load), "records_per_s")
         seconds = (
             bounds.latency_ms + bounds.latency_warm_ms if step.kind == plan.LATENCY else bounds.throughput_ms
@@ -252,7 +252,7 @@ class Laboratory:
                 bounds.payload_bytes, int((step.rate or rate * (step.share or 1.0)) * seconds * step.load.record_bytes)
             )
         )
-        return payload // 1_000_000
+        return payload * step.load.replicas // 1_000_000
 
     def _records(self, peer: Peer, step: Step) -> int:
         """The neutral clients are bounded by time and bytes; Kafka's tool needs a count: the records of

@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Sequence
 
 from perf.peers import plan
 from perf.peers.driving import KAFKA_TOOLS, LEAN
-from perf.peers.plan import Step
 from perf.peers.results import PeerFacts, Run, is_saturated
 from perf.peers.rows import (
     Row,
@@ -23,11 +22,12 @@ from perf.peers.targets import TARGET_HEADINGS, target_lines
 from perf.report import markdown_table, number, paragraph
 
 NOT_MEASURED = "–"
+CLUSTER = ", 3 brokers"  # how the names of clusters end
 BUSY_MAX = 0.2  # share of all CPUs used by other programs when a run begins; the report mentions a higher one
 
 
-def _is_saturated(run: Run, peer: str, step: Step) -> bool:
-    return step.kind == plan.LATENCY and is_saturated(run.medians(peer, step))
+def _is_saturated(run: Run, peer: str, row: Row) -> bool:
+    return row.step.kind == plan.LATENCY and is_saturated(run.medians(peer, row.step), row.value)
 
 
 def cell(run: Run, peer: str, row: Row, best: bool) -> str:
@@ -37,7 +37,7 @@ def cell(run: Run, peer: str, row: Row, best: bool) -> str:
         return "failed" if run.failure(peer, row.step) else NOT_MEASURED
     text = number(found["median"] * row.scale)
     text = f"**{text}**" if best else text
-    return text + ("*" if _is_saturated(run, peer, row.step) else "")
+    return text + ("*" if _is_saturated(run, peer, row) else "")
 
 
 def _best(run: Run, peers: Sequence[PeerFacts], row: Row) -> str | None:
@@ -46,8 +46,8 @@ def _best(run: Run, peers: Sequence[PeerFacts], row: Row) -> str | None:
     """
     found = {facts.name: run.value(facts.name, row.step, row.value) for facts in peers}
     medians = {name: value["median"] for name, value in found.items() if value is not None}
-    kept = {name: median for name, median in medians.items() if not _is_saturated(run, name, row.step)}
-    if len(medians) < 2 or not kept:
+    kept = {name: median for name, median in medians.items() if not _is_saturated(run, name, row)}
+    if not row.has_best or len(medians) < 2 or not kept:
         return None
     choose: Callable[..., str] = max if row.more_is_better else min
     return choose(kept, key=lambda name: kept[name])
@@ -96,14 +96,14 @@ def skipped_text(run: Run) -> str:
 
 def versions_text(run: Run) -> str:
     """One entry for each program, however many brokers of it were measured."""
-    versions = {facts.name.removesuffix(", 3 brokers"): facts.version for facts in run.measured()}
+    versions = {facts.name.removesuffix(CLUSTER): facts.version for facts in run.measured()}
     return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
 def _notes(run: Run, rows: Sequence[Row]) -> str:
     """Notes for the reader of the rows; only those that apply to them."""
     notes = ["Medians; bold is the best of a row"]
-    if any(_is_saturated(run, facts.name, row.step) for facts in run.measured() for row in rows):
+    if any(_is_saturated(run, facts.name, row) for facts in run.measured() for row in rows):
         notes.append("* the system could not sustain the rate, so this is the delay of a growing queue")
     if any(facts.flush_settings == "" for facts in run.measured()):
         lacking = " and ".join(facts.name for facts in run.measured() if not facts.flush_settings)
@@ -155,11 +155,11 @@ def _headline(run: Run, rows: Sequence[Row]) -> str:
 # -- docs/performance.md ---------------------------------------------------------------------------
 
 
-def spread_table(run: Run) -> str:
-    """The spread of the rounds, for the figures of the README's table."""
-    peers = run.measured()
+def spread_table(run: Run, rows: Sequence[Row], clusters: bool) -> str:
+    """The spread of the rounds, for these rows, of the clusters or of the single brokers."""
+    peers = [facts for facts in run.measured() if facts.name.endswith(CLUSTER) == clusters]
     lines = []
-    for row in headline_rows():
+    for row in rows:
         cells = []
         for facts in peers:
             found = run.value(facts.name, row.step, row.value)
@@ -170,6 +170,8 @@ def spread_table(run: Run) -> str:
             )
         if any(text != NOT_MEASURED for text in cells):
             lines.append((row.label, row.unit, *cells))
+    if not lines:
+        return ""
     return markdown_table(
         ("lowest–highest (measurements)", "", *(facts.name for facts in peers)), lines, right=range(2, 2 + len(peers))
     )
@@ -206,6 +208,8 @@ def page_blocks(run: Run, charts: Collection[str] = ()) -> dict[str, str]:
     tools = run.loads(plan.THROUGHPUT, KAFKA_TOOLS)
     latencies = run.loads(plan.LATENCY, plan.NEUTRAL)
     notes = _notes(run, throughput_rows(neutral))
+    tails = [row for row in mixed_rows() if "_p99_" in row.value and row.has_best]
+    spreads = [spread_table(run, [*headline_rows(), *tails], False), spread_table(run, replicated_rows(), True)]
     return {
         "peers-settings": "\n\n".join(
             part for part in (head_text(run), settings_table(run), skipped_text(run)) if part
@@ -221,5 +225,5 @@ def page_blocks(run: Run, charts: Collection[str] = ()) -> dict[str, str]:
         "peers-tools": table(run, tool_rows(tools), "load"),
         "peers-targets": markdown_table(TARGET_HEADINGS, target_lines(run), right=(1, 2, 3, 4)),
         "peers-footprint": table(run, footprint_rows(), "footprint"),
-        "peers-spread": spread_table(run),
+        "peers-spread": "\n\n".join(spread for spread in spreads if spread),
     }

@@ -15,7 +15,9 @@ DURABLE = dataclasses.replace(BASE, durable=True)
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One line of a table: a figure of a step, and whether more of it is better."""
+    """One line of a table: a figure of a step, and whether more of it is better. `has_best`: whether the
+    best peer's figure is bold.
+    """
 
     label: str
     step: Step
@@ -23,6 +25,12 @@ class Row:
     unit: str = ""
     more_is_better: bool = False
     scale: float = 1.0
+    has_best: bool = True
+
+
+def lateness(label: str, step: Step) -> Row:
+    """How much later than due the load generator sent; the latencies include it."""
+    return Row(label, step, "late_p99_us", "ms by which records were sent late, p99", scale=1e-3, has_best=False)
 
 
 def at_half(load: Load) -> Step:
@@ -146,7 +154,7 @@ def latency_rows(loads: Sequence[Load]) -> list[Row]:
                     Row(label, step, f"{what}_{rank}_us", f"ms {words}, {shown}", scale=1e-3)
                     for rank, shown in (("p50", "p50"), ("p99", "p99"), ("p999", "p99.9"))
                 ]
-            rows.append(Row(label, step, "broker_cpu_s_per_million", "CPU-s per million"))
+            rows += [lateness(label, step), Row(label, step, "broker_cpu_s_per_million", "CPU-s per million")]
     return rows
 
 
@@ -161,6 +169,7 @@ def mixed_rows() -> list[Row]:
                 Row(label, step, f"{what}_{rank}_us", f"ms {words}, {shown}", scale=1e-3)
                 for rank, shown in (("p50", "p50"), ("p99", "p99"), ("p999", "p99.9"))
             ]
+        rows.append(lateness(label, step))
     return rows
 
 
@@ -174,6 +183,7 @@ def replicated_rows() -> list[Row]:
         Row("memory after load, all processes", produced, "pss_mb", "MB (PSS)"),
     ]
     half = (at_half(load), "half of the cluster's maximum rate")
+    rows.append(Row(half[1], half[0], "rate", "records/s", True))
     for step, rate in [half, *((at_rate(load, rate), f"{rate:,} records/s") for rate in plan.RATES)]:
         rows += [
             Row(f"{shown} acknowledgement latency at {rate}", step, f"acknowledged_{rank}_us", "ms", scale=1e-3)

@@ -5,31 +5,26 @@ a few minutes; fills docs/performance.md unless --quick. Needs Java 17, and Mave
 from __future__ import annotations
 
 import argparse
-import datetime
 import signal
 import sys
 from pathlib import Path
 
 from perf import report
-from perf.accounting import machine
 from perf.bench import Bench
 from perf.brokers import Brokers
 from perf.loading import ROOT, LoadFailed, build
 from perf.peers.peer import Unavailable
 from perf.peers.processes import PeerFailed
-from perf.revision import commit
+from perf.revision import provenance
 from perf.security.beside_kafka import WAYS, WHAT, beside_kafka
 
 PAGE = ROOT / "docs" / "performance.md"
 
 
-def page(figures: list[report.Figure]) -> str:
+def page(figures: list[report.Figure], kafka_version: str) -> str:
     """The block of docs/performance.md."""
-    found, facts = {figure.name: figure for figure in figures}, machine()
-    head = (
-        f"`python -m perf.security` on {facts['cores']} cores of {facts['cpu']}, Linux {facts['kernel']},"
-        f" {datetime.datetime.now(datetime.UTC):%Y-%m-%d}, commit {commit()[:10]}."
-    )
+    found = {figure.name: figure for figure in figures}
+    head = f"{provenance('python -m perf.security')}, beside Apache Kafka {kafka_version}."
     lines = []
     for what in WHAT:
         for way in WAYS:
@@ -57,13 +52,13 @@ def main() -> int:
     try:
         with Brokers(arguments.directory) as brokers:
             bench = Bench(brokers, lambda line: print(line, file=sys.stderr), arguments.quick)
-            beside_kafka(bench)
+            kafka_version = beside_kafka(bench)
     except (LoadFailed, PeerFailed, Unavailable) as error:
         print(error, file=sys.stderr)
         return 1
     print(report.plain_table(bench.figures))
     if not arguments.quick:
-        PAGE.write_text(report.replace_block(PAGE.read_text(), "security", page(bench.figures)))
+        PAGE.write_text(report.replace_block(PAGE.read_text(), "security", page(bench.figures, kafka_version)))
     return 0
 
 

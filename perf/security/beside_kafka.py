@@ -81,8 +81,8 @@ def _kafka(bench: Bench, keystore: Path) -> tuple[ApacheKafka, Side]:
     return peer, Side({"plain": peer.port, "TLS": port}, peer.pids, lambda name: peer.make_topic(name, load))
 
 
-def beside_kafka(bench: Bench) -> None:
-    """Batches of 16 KiB produced, 64 KiB fetched; TLS 1.3 with AES-GCM."""
+def beside_kafka(bench: Bench) -> str:
+    """Batches of 16 KiB produced, 64 KiB fetched; TLS 1.3 with AES-GCM. Returns Kafka's version."""
     keystore = Authority().issue("broker").write(bench.brokers.directory / "broker.pem")
     peer, kafka = _kafka(bench, keystore)
     sides = {"mqd": _mqd(bench, keystore), "Apache Kafka": kafka}
@@ -107,6 +107,7 @@ def beside_kafka(bench: Bench) -> None:
                 pairs = zip(costs["mqd", way], costs["Apache Kafka", way], strict=True)
                 target = RATIO_MAX if way == "TLS" else None
                 bench.add(f"{what}, {way}, mqd's part of Apache Kafka's", "times", [a / b for a, b in pairs], target)
+        return peer.version()
     finally:
         peer.drop()
         bench.brokers.drop("tls-beside-kafka")

@@ -346,7 +346,7 @@ def test_as_much_page_cache_is_touched_as_will_be_written(monkeypatch: pytest.Mo
         FakeDriver({"a": 100_000.0}),
         bounds=Bounds(throughput_ms=2000, latency_ms=3000, latency_warm_ms=1000, payload_bytes=300_000_000),
     )
-    lab.run([THROUGHPUT, ALONG, Step(plan.LATENCY, share=0.5)], 1)
-    assert touched == [300, 204, 204], (
-        "all that it may write until its rate is known; then what the rate writes in the time"
+    lab.run([THROUGHPUT, ALONG, Step(plan.LATENCY, share=0.5), Step(plan.THROUGHPUT, plan.REPLICATED)], 1)
+    assert touched == [300, 204, 204, 900], (
+        "all that it may write until its rate is known; then what the rate writes in the time; in all replicas"
     )

@@ -88,11 +88,16 @@ def test_values_of_a_latency_run() -> None:
         "reached": 99.0,
         "client_cores": 0.1,
     }
-    assert not results.is_saturated(values)
-    assert results.is_saturated({**values, "reached": 96.0}) and results.is_saturated(
-        {**values, "consumed_p50_us": 6e5}
-    )
-    assert not results.is_saturated({"end_to_end_p50_us": 5.0}), "a tool without a rate keeps every rate up"
+
+
+def test_a_rate_is_not_sustained_by_the_broker_or_by_its_reader() -> None:
+    values = {"rate": 100, "reached": 99.0, "consumed_p50_us": 4e5}
+    figures = ("acknowledged_p99_us", "consumed_p99_us")
+    assert not any(results.is_saturated(values, figure) for figure in figures)
+    assert all(results.is_saturated({**values, "reached": 96.0}, figure) for figure in figures)
+    late = {**values, "consumed_p50_us": 6e5}
+    assert [results.is_saturated(late, figure) for figure in figures] == [False, True]
+    assert not results.is_saturated({"end_to_end_p50_us": 5.0}, "end_to_end_p50_us"), "a tool without a rate"
 
 
 def test_rounds_become_median_and_spread_whatever_else_was_measured() -> None:
@@ -130,6 +135,29 @@ def test_a_rate_that_was_not_sustained_is_marked_and_never_best() -> None:
     run = run_of(SAMPLES)
     assert "could not sustain" in joined(report.page_blocks(run)["peers-headline"])
     assert "could not sustain" not in joined(report.readme_block(run)), "of rows that are shown alone"
+
+
+def test_the_load_generators_lateness_is_shown_and_never_best() -> None:
+    values = {"rate": 100.0, "reached": 100.0, "late_p99_us": 1500.0}
+    text = report.table(
+        run_of([Sample(peer, HALF, 0, values) for peer in ("mqd", "Apache Kafka")]), rows.latency_rows([BASE]), "x"
+    )
+    assert (
+        "| no fsync, 50% of the broker's maximum rate | ms by which records were sent late, p99 | 1.5 | 1.5 |" in text
+    )
+
+
+def test_spreads_of_clusters_have_a_table_of_their_own() -> None:
+    replicated = Step(plan.THROUGHPUT, plan.REPLICATED)
+    peers = [PeerFacts(name, "1", "s", "f", "librdkafka") for name in (Mqd.name, MqdCluster.name)]
+    samples = [
+        *SAMPLES[:3],
+        *(Sample(MqdCluster.name, replicated, i, produced(r, 2.0)) for i, r in enumerate((90.0, 110.0))),
+    ]
+    alone, cluster = report.page_blocks(run_of(samples, peers=peers))["peers-spread"].split("\n\n")
+    assert "| produce, no fsync | records/s | 100–300 (3) |" in alone and MqdCluster.name not in alone
+    assert "| produce | records/s | 90–110 (2) |" in cluster
+    assert "\n\n" not in report.page_blocks(run_of(SAMPLES))["peers-spread"], "without clusters"
 
 
 def test_failures_and_unsupported_cases_are_distinguished() -> None:
@@ -217,13 +245,13 @@ def test_cpu_is_compared_at_every_load_and_its_extremes_are_shown() -> None:
     found = {line[0]: line[1:] for line in targets.target_lines(run_of(samples)) if "among 3 loads" in line[0]}
     assert found == {
         f"broker CPU to produce, lowest ratio among 3 loads: {BASE.label()}, CPU-s per million": (
-            *("2", "Apache Kafka: 10", "0.2", "≤ 0.25", "reached"),
+            *("2", "Apache Kafka: 10", "0.2", "≤ 0.25", ""),
         ),
         f"broker CPU to produce, highest ratio among 3 loads: {DURABLE.label()}, CPU-s per million": (
             *("4", "Apache Kafka: 10", "0.4", "≤ 0.25", "missed at 2 of 3"),
         ),
         f"broker CPU to read, lowest ratio among 3 loads: {loads[2].label()}, CPU-s per million": (
-            *("0.2", "Apache Kafka: 1", "0.2", "≤ 0.25", "reached"),
+            *("0.2", "Apache Kafka: 1", "0.2", "≤ 0.25", ""),
         ),
         f"broker CPU to read, highest ratio among 3 loads: {BASE.label()}, CPU-s per million": (
             *("0.2", "Apache Kafka: 1", "0.2", "≤ 0.25", "reached"),
@@ -322,10 +350,12 @@ def test_charts_leave_out_missing_measurements() -> None:
     ]
     run = run_of([*SAMPLES, *fixed])
     assert charts.bars(run, [BASE, DURABLE], "records_per_s") == {"mqd": [200.0, None], "Apache Kafka": [400.0, None]}
+    cpu = charts.bars(run, [BASE], "broker_cpu_s_per_million", charts.cpu_per_gb)
+    assert cpu["mqd"] == [pytest.approx(3.0 / 1.024)], "3 CPU-seconds for a million records, which are 1.024 GB"
     assert charts.latency_points(run, BASE, "acknowledged_p99_us") == {
         "mqd": [(0.1, 2.5, True)],
         "Apache Kafka": [(0.2, 2.0, False)],
     }
     assert [
         charts.axis_label(load) for load in (BASE, DURABLE, dataclasses.replace(BASE, record_bytes=100, acks="1"))
-    ] == ["base", "fsync", "100 B acks=1"]
+    ] == ["1 KiB (base)", "fsync", "100 B acks=1"]

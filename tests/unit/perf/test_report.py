@@ -230,7 +230,7 @@ def test_a_page_without_its_marks_is_refused(page: str) -> None:
 def test_pages_have_the_marks_that_the_bench_fills() -> None:
     from perf.settings import BLOCKS
 
-    for name in BLOCKS:
+    for name in ("settings", *BLOCKS):
         report.replace_block(command.PAGE.read_text(), name, "")
     report.replace_block(command.PAGE.read_text(), "bench", "")
 
