@@ -100,7 +100,7 @@ class Maintenance:
         self._unused_partitions: dict[bytes, dict[int, tuple[int, int]]] = {}
         self._next_leader_balance_ms = now_ms + options.leader_balance_check_ms
         self._next_upkeep_ms = now_ms
-        self._next_token_check_ms = now_ms
+        self._next_token_check_ms = now_ms + options.token_check_ms
         # partition of an internal topic -> since when its new replica has had no space on its disk
         self._no_space_since_ms: dict[tuple[bytes, int], int] = {}
         # the time by which every broker that cannot serve has reported it
