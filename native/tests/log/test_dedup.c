@@ -523,7 +523,7 @@ TEST(without_memory_for_ids_batches_are_refused)
     mqd_dedup_free(partition->dedup);
     partition->dedup = NULL;
     CHECK_EQUAL(produce_one(partition, 1, NOW, &result), 56);
-    CHECK_CONTAINS(result.message, "no memory");
+    CHECK_CONTAINS(result.message, "out of memory");
     mqd_partition_close(partition, 0);
 }
 

@@ -47,9 +47,9 @@ FOUND_BY = {
     "OLD_INDEX": ("test_compact", "an_interrupted_swap_leaves_no_old_index_beside_the_new_log"),
     "LOG_LAST": ("test_compact", "a_segment_is_deleted_before_its_aborted_transactions"),
     "SWAP_EARLY": ("test_compact", "a_swap_ends_when_its_deletions_are_durable"),
+    "UNDO_EARLY": ("test_compact", "an_undone_swap_keeps_its_files_until_the_list_is_gone"),
     "CUT_RESERVING": ("test_log_append", "what_a_disk_refuses_to_release_is_tried_again_later"),
     "CUT_UNCHECKED": ("test_reactor_periodic", "only_what_is_still_idle_is_released"),
-    "UNDO_EARLY": ("test_compact", "an_undone_swap_keeps_its_files_until_the_list_is_gone"),
 }
 
 
