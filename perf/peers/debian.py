@@ -89,9 +89,12 @@ def library_path(root: Path) -> str:
 
 
 def packaged_on(root: Path, package: str) -> str:
-    """The day of an unpacked package, as 2023-11-27: that of the newest entry in Debian's changelog.
-    Raises OSError if there is none.
+    """The day of an unpacked package, as 2023-11-27: that of the newest entry in Debian's changelog; "":
+    the package has none.
     """
-    changelog = gzip.decompress((root / f"usr/share/doc/{package}/changelog.Debian.gz").read_bytes()).decode()
+    path = root / f"usr/share/doc/{package}/changelog.Debian.gz"
+    if not path.exists():
+        return ""
+    changelog = gzip.decompress(path.read_bytes()).decode()
     signature = next(line for line in changelog.splitlines() if line.startswith(" -- "))
     return parsedate_to_datetime(signature.partition(">  ")[2]).date().isoformat()

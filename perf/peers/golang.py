@@ -11,7 +11,7 @@ from pathlib import Path
 from perf.peers.maven import CACHE
 from perf.peers.peer import Unavailable
 
-BUILD_SECONDS = 590
+BUILD_SECONDS, LIST_SECONDS = 590, 60
 
 
 def program(module: Path, package: str) -> Path:
@@ -39,9 +39,11 @@ def program(module: Path, package: str) -> Path:
 
 def released_on(module: Path, package: str) -> str:
     """The day of the version of `package` that the go.mod of the directory `module` pins, as
-    2026-11-11. Raises Unavailable.
+    2026-11-11; "": go cannot tell.
     """
-    done = subprocess.run(["go", "list", "-m", "-json", package], cwd=module, capture_output=True, text=True)
-    if done.returncode:
-        raise Unavailable(f"go does not tell when {package} was released")
-    return str(json.loads(done.stdout)["Time"]).partition("T")[0]
+    command = ["go", "list", "-m", "-json", package]
+    try:
+        done = subprocess.run(command, cwd=module, capture_output=True, text=True, timeout=LIST_SECONDS)
+    except subprocess.TimeoutExpired:
+        return ""
+    return str(json.loads(done.stdout).get("Time", "")).partition("T")[0] if done.returncode == 0 else ""

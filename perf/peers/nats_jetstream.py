@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 from perf.peers import golang
+from perf.peers.peer import described
 from perf.peers.processes import free_port
 from perf.peers.stream_peer import StreamPeer
 
@@ -29,7 +30,7 @@ class NatsJetStream(StreamPeer):
     def version(self) -> str:
         output = subprocess.run([self._program, "--version"], capture_output=True, text=True)
         version = (output.stdout or output.stderr).strip().removeprefix("nats-server: v")
-        return f"{version} ({golang.released_on(MODULE, PACKAGE)})"
+        return described(version, golang.released_on(MODULE, PACKAGE))
 
     def command(self) -> list[str]:
         return [

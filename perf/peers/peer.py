@@ -48,6 +48,12 @@ class Load:
         return ", ".join(parts)
 
 
+def described(version: str, *facts: str) -> str:
+    """A version with what is known of it: "2.15.3 (2026-11-11)"; empty facts are left out."""
+    known = ", ".join(fact for fact in facts if fact)
+    return f"{version} ({known})" if known else version
+
+
 class Peer(abc.ABC):
     """One server on loopback with a data directory of its own, which drop() deletes.
 

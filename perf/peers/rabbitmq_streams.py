@@ -12,7 +12,7 @@ import subprocess
 from pathlib import Path
 
 from perf.peers import debian
-from perf.peers.peer import DIES_WITH_PARENT, Unavailable
+from perf.peers.peer import DIES_WITH_PARENT, Unavailable, described
 from perf.peers.processes import PeerFailed, free_port
 from perf.peers.stream_peer import StreamPeer
 
@@ -82,7 +82,8 @@ class RabbitmqStreams(StreamPeer):
     def version(self) -> str:
         version = self._home.name.removeprefix("rabbitmq_server-")
         erlang = self._emulator.parent.name.removeprefix("erts-")
-        return f"{version} (Debian, {debian.packaged_on(self._root, 'rabbitmq-server')}, Erlang {erlang})"
+        day = debian.packaged_on(self._root, "rabbitmq-server")
+        return described(version, "Debian", day, f"Erlang {erlang}")
 
     def environment(self) -> dict[str, str]:
         place: Path = self.directory

@@ -8,7 +8,7 @@ import socket
 import subprocess
 
 from perf.peers import debian, processes
-from perf.peers.peer import Load
+from perf.peers.peer import Load, described
 from perf.peers.processes import PeerFailed, free_port
 from perf.peers.stream_peer import StreamPeer
 
@@ -36,7 +36,7 @@ class RedisStreams(StreamPeer):
     def version(self) -> str:
         done = subprocess.run([self._program, "--version"], capture_output=True, text=True, env=self.environment())
         version = next((word.removeprefix("v=") for word in done.stdout.split() if word.startswith("v=")), "unknown")
-        return f"{version} (Debian, {debian.packaged_on(self._root, 'redis-server')})"
+        return described(version, "Debian", debian.packaged_on(self._root, "redis-server"))
 
     def command(self) -> list[str]:
         settings = {

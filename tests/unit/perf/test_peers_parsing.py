@@ -17,7 +17,7 @@ from perf.peers.apache_kafka import cluster_id
 from perf.peers.debian import apt_reason
 from perf.peers.driving import LoadFailed, parse_consumer_performance, parse_end_to_end, parse_producer_performance
 from perf.peers.maven import java_major
-from perf.peers.peer import Unavailable
+from perf.peers.peer import Unavailable, described
 
 PRODUCED = """119491 records sent, 23898.2 records/sec (23.34 MB/sec), 704.5 ms avg latency, 1148.0 ms max latency.
 300000 records sent, 40037.368210 records/sec (39.10 MB/sec), 537.30 ms avg latency, 1148.00 ms max latency, 520 ms 50th, 949 ms 95th, 1032 ms 99th, 1114 ms 99.9th.
@@ -209,6 +209,7 @@ def test_a_debian_package_is_as_old_as_its_last_change(tmp_path: Path) -> None:
     days = ("Thu, 24 Sep 2026 13:34:16 -0700", "Mon, 27 Nov 2023 08:25:34 +0100")
     changelog.write_bytes(gzip.compress("".join(entry.format(day) for day in days).encode()))
     assert debian.packaged_on(tmp_path, "redis-server") == "2026-09-24"
+    assert debian.packaged_on(tmp_path, "another") == ""
 
 
 def test_a_go_module_has_the_day_of_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,5 +217,9 @@ def test_a_go_module_has_the_day_of_its_version(tmp_path: Path, monkeypatch: pyt
     assert golang.released_on(tmp_path, "a.example/nats") == "2026-11-11"
     assert commands == [["go", "list", "-m", "-json", "a.example/nats"]]
     _running(monkeypatch, 1)
-    with pytest.raises(Unavailable, match="a.example/nats"):
-        golang.released_on(tmp_path, "a.example/nats")
+    assert golang.released_on(tmp_path, "a.example/nats") == "", "a run of an hour does not end for want of a day"
+
+
+def test_a_version_is_shown_with_what_is_known_of_it() -> None:
+    assert described("3.10.8", "Debian", "", "Erlang 13") == "3.10.8 (Debian, Erlang 13)"
+    assert described("2.15.3", "") == "2.15.3"
