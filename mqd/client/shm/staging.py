@@ -28,7 +28,7 @@ from mqd.client.columns import Column
 from mqd.client.messages import KafkaError, failure
 from mqd.native.client import Columns
 
-_first, _second, _third = itemgetter(0), itemgetter(1), itemgetter(2)
+_first, _second, _third, _last = itemgetter(0), itemgetter(1), itemgetter(2), itemgetter(-1)
 STAGE_MAX = 1024  # records passed on in one call: more would not fit the CPU's caches
 
 
@@ -198,21 +198,21 @@ def chunk_of(stage: Stage, count: int) -> Chunk:
         data = b"".join(entries)
     except TypeError:  # entries that are tuples
         first = entries[0]
-        try:
-            if type(first) is tuple and type(first[1]) is int:
-                return _chunk_of_pairs(entries, timestamp_ms, timestamps)
-            if type(first) is tuple:
-                return _chunk_with_keys(entries, timestamp_ms, timestamps)
-        except (TypeError, IndexError):  # the entries have different shapes
-            pass
+        if type(first) is tuple:
+            likely = _chunk_of_pairs if type(first[1]) is int else _chunk_with_keys
+            for make in (likely, _chunk_with_partitions):
+                try:
+                    return make(entries, timestamp_ms, timestamps)
+                except (TypeError, IndexError):  # the entries have other shapes
+                    pass
         return _chunk_of_mixed(entries, timestamp_ms, timestamps)
     sizes = np.fromiter(map(len, entries), np.int32, count)
     return Chunk(Column(count, data, sizes), None, None, None, timestamp_ms, timestamps)
 
 
-# The next two take a third of the time of _chunk_of_mixed. A value or a key that is not bytes raises
-# TypeError when the column is joined. So do the items of an entry that is itself bytes; one that is
-# empty raises IndexError.
+# The next three take a ninth to a quarter of the time of _chunk_of_mixed. A value or a key that is not
+# bytes raises TypeError when the column is joined. So do the items of an entry that is itself bytes;
+# one that is empty raises IndexError.
 
 
 def _chunk_of_pairs(entries: list[Any], timestamp_ms: int, timestamps: np.ndarray | None) -> Chunk:
@@ -229,6 +229,16 @@ def _chunk_with_keys(entries: list[Any], timestamp_ms: int, timestamps: np.ndarr
     values, keys = _joined(list(map(_first, entries))), _joined(list(map(_second, entries)))
     partitions = np.fromiter(map(_third, entries), np.int32, len(entries)) if lengths == {3} else None
     return Chunk(values, keys, None, partitions, timestamp_ms, timestamps)
+
+
+def _chunk_with_partitions(entries: list[Any], timestamp_ms: int, timestamps: np.ndarray | None) -> Chunk:
+    """Raises TypeError if not all entries are (value, partition) or (value, key, partition)."""
+    if set(map(type, entries)) != {tuple}:
+        raise TypeError("entries that are no tuples")
+    values, partitions = _joined(list(map(_first, entries))), list(map(_last, entries))
+    sum(partitions)
+    keys = [entry[1] if len(entry) == 3 else None for entry in entries]
+    return Chunk(values, _column(keys), None, np.array(partitions, np.int32), timestamp_ms, timestamps)
 
 
 def _joined(items: Sequence[Any]) -> Column:

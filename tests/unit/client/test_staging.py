@@ -78,6 +78,11 @@ def test_only_triples(entries):
     _check(entries)
 
 
+@given(st.lists(_triples | st.tuples(_bytes, _partitions), min_size=1, max_size=20))
+def test_only_records_with_partitions_some_without_keys(entries):
+    _check(entries)
+
+
 @given(st.lists(_pairs, min_size=1, max_size=20))
 def test_only_pairs(entries):
     _check(entries)
