@@ -32,6 +32,7 @@ ENDING_S = 0.1  # how often to check whether stopped threads have ended
 STATUS_S = 1.0  # shortest time between two writes of run/timer.json
 IDLE_S = 60.0  # the process ends after this time without a schedule
 JOIN_S = 5.0  # how long stop() waits for the threads
+START_S = 1.0  # supervisord.conf's startsecs: an earlier exit is a failed start
 KEPT_BYTES_MAX = 64 << 20  # memory for records that are due soon, for all partitions together
 
 
@@ -161,6 +162,7 @@ def _wake(fd: int) -> None:
 
 
 def main() -> int:
+    started_at = time.monotonic()
     paths.keep_private()
     layout = paths.layout(paths.default_data_dir())
     config = schedule_files.read_schedules(layout.run_dir).config
@@ -188,6 +190,8 @@ def main() -> int:
                 os.read(wake_fd, 4096)
     timer.stop()
     log.info("timer ended", reason="SIGTERM")
+    # after a failed start, supervisord would start the timer again although the broker has stopped
+    time.sleep(max(0.0, started_at + START_S - time.monotonic()))
     return 0
 
 

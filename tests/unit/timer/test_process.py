@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import pytest
 from mqd.base import paths, schedule_files
 from mqd.base.schedule_files import PartitionStatus, Schedules, ScheduleTopic
 from mqd.timer import partition
-from mqd.timer.__main__ import ENDING_S, IDLE_S, STATUS_S, Timer
+from mqd.timer.__main__ import ENDING_S, IDLE_S, START_S, STATUS_S, Timer
 from mqd.timer.core import START, Progress
 from mqd.timer.index import Entry, Index
 from mqd.timer.progress import CHANGE_COUNT_MAX, Change, Delays, parse_progress, progress_text
@@ -200,3 +201,9 @@ def test_an_index_on_disk(tmp_path: Path) -> None:
     (tmp_path / "manifest").write_bytes(b"{")
     assert Index.open(Directory(tmp_path), 4)[1] == -1
     assert not list(tmp_path.iterdir())
+
+
+def test_an_exit_after_sigterm_is_no_failed_start_for_supervisord() -> None:
+    supervisord = configparser.RawConfigParser()
+    supervisord.read(Path(schedule_files.__file__).parents[1] / "supervisord.conf")
+    assert supervisord["program:mqd-timer"].getfloat("startsecs") == START_S
