@@ -128,6 +128,8 @@ def test_expired_tokens_are_removed_by_the_active_controller(monkeypatch: pytest
             world.flush_log()
         return sorted(world.core.committed.delegation_tokens)
 
+    world.metadata(metadata_core.Tick(NOW + 999))
+    assert len(world.core.proposed.delegation_tokens) == 5, "the first check is an hour after the controller's start"
     assert left(0) == left(NOW + 100) == ["t0", "t1", "t2", "t3", "t4"]
     assert left(NOW + 101) == ["t3", "t4"]
     world.metadata(metadata_core.Tick(NOW + 999))
