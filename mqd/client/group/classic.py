@@ -19,7 +19,6 @@ Sources: KIP-62, KIP-345 (static members), KIP-394 (member ids), KIP-429 (cooper
 
 from __future__ import annotations
 
-import enum
 import re
 from typing import Any
 
@@ -35,7 +34,6 @@ from mqd.client.group.assignors import (
     encode_assignment,
     encode_subscription,
 )
-from mqd.client.group.consumer_protocol import BACKOFF_FIRST_MS, BACKOFF_MAX_MS, MAX_POLL_EXCEEDED, RESOLVE_AGAIN_MS
 from mqd.client.group.events import (
     Action,
     Assign,
@@ -57,6 +55,7 @@ from mqd.client.group.events import (
     Tick,
     TopicsKnown,
 )
+from mqd.client.group.membership import RESOLVE_AGAIN_MS, MembershipCore, State
 from mqd.protocol.errors import ErrorCode, error_message, error_name
 from mqd.protocol.messages import HeartbeatRequest, JoinGroupRequest, LeaveGroupRequest, SyncGroupRequest
 
@@ -74,18 +73,6 @@ _COORDINATOR_MOVED = frozenset(
 )
 
 
-class State(enum.Enum):
-    IDLE = "not a member, and not joining"
-    JOINING = "joins, or is about to"
-    LEADING = "leads this generation; waits until the topics of all members are known"
-    SYNCING = "waits for its assignment"
-    STABLE = "in the group"
-    LOST = "no longer in the group; the application releases everything, then the member joins again"
-    STALE = "left, because the application did not poll; joins again when it polls"
-    LEAVING = "releases everything, then leaves"
-    FATAL = "ended by a fatal error"
-
-
 class ClassicSettings(msgspec.Struct, frozen=True):
     group_id: str
     instance_id: str | None = None
@@ -96,23 +83,14 @@ class ClassicSettings(msgspec.Struct, frozen=True):
     metadata_interval_ms: int = 300_000
 
 
-class ClassicCore:
-    """`handle` is the only mutator. `next_ms`: when Tick is due; None: not before another event."""
+class ClassicCore(MembershipCore):
+    """`handle` is the only mutator. `epoch` is the generation."""
 
     def __init__(self, settings: ClassicSettings) -> None:
-        self.settings = settings
+        super().__init__("", -1)
+        self.settings: ClassicSettings = settings
         self.is_cooperative = settings.assignors[0] == COOPERATIVE
-        self.member_id = ""
-        self.epoch = -1  # the generation
-        self.state = State.IDLE
-        self.owned: set[TopicPartition] = set()
-        self.target: set[TopicPartition] | None = None
-        self.subscription: Subscribe | None = None
         self.counts: dict[str, int] = {}  # topic -> number of partitions
-        self.request_under_way: int | None = None  # the number of the request
-        self.action_under_way: tuple[type, set[TopicPartition]] | None = None  # its type and partitions
-        self.next_ms: int | None = None
-        self._request_number = 0
         self._sent_type: type | None = None
         self._must_join = False
         self._members: dict[str, Subscription] = {}
@@ -121,16 +99,8 @@ class ClassicCore:
         # the partition counts that this member, as the leader, knew when it last sent SyncGroup
         self._assigned_counts: dict[str, int] | None = None
         self._joined_topics: frozenset[str] = frozenset()
-        self._due_ms = 0  # when JoinGroup, LeaveGroup or, in LEADING, Resolve is due
         self._heartbeat_due_ms = 0
         self._refresh_due_ms: int | None = None
-        self._failures = 0
-        self._polled_ms = 0
-        self._must_report_left = False
-
-    @property
-    def is_member(self) -> bool:
-        return self.state is State.STABLE
 
     @property
     def generation(self) -> int:
@@ -138,17 +108,9 @@ class ClassicCore:
         return (
             self.epoch
             if self.member_id
-            and self.state in (State.STABLE, State.JOINING, State.LEADING, State.SYNCING, State.LEAVING)
+            and self.state in (State.MEMBER, State.JOINING, State.LEADING, State.SYNCING, State.LEAVING)
             else -1
         )
-
-    @property
-    def has_lost_partitions(self) -> bool:
-        return self.state in (State.LOST, State.STALE, State.FATAL)
-
-    @property
-    def wants_poll(self) -> bool:
-        return self.state is State.STALE
 
     def timeout_s(self, send: Send) -> float | None:
         """How long a request may take; None: the default. The response to a join or sync comes when all
@@ -196,12 +158,12 @@ class ClassicCore:
         if self.state is State.IDLE:
             self._polled_ms = now_ms
             self._begin_joining(now_ms)
-        elif self.state in (State.STABLE, State.SYNCING, State.LEADING):
+        elif self.state in (State.MEMBER, State.SYNCING, State.LEADING):
             self._rejoin(now_ms)
 
     def _begin_joining(self, now_ms: int) -> None:
-        self.state, self.epoch, self.target, self.request_under_way = State.JOINING, -1, None, None
-        self._must_join, self._due_ms, self._failures = True, now_ms, 0
+        super()._begin_joining(now_ms)
+        self.epoch, self._must_join = -1, True
 
     def _rejoin(self, now_ms: int) -> None:
         """Joins again with the same member id; eager members release all partitions first."""
@@ -217,49 +179,23 @@ class ClassicCore:
         elif self.state is not State.LEAVING:
             self.state, self.target, self.request_under_way, self._failures = State.LEAVING, set(), None, 0
 
-    def _on_polled(self, now_ms: int) -> None:
-        self._polled_ms = now_ms
-        if (
-            self.state is State.STALE
-            and self.action_under_way is None
-            and not self.owned
-            and self.subscription is not None
-        ):
-            self._begin_joining(now_ms)
-
     def _on_tick(self, is_polling: bool, now_ms: int, actions: list[Action]) -> None:
         if is_polling:
             self._on_polled(now_ms)
-        if (
-            self.state in (State.JOINING, State.LEADING, State.SYNCING, State.STABLE)
-            and now_ms >= self._polled_ms + self.settings.max_poll_interval_ms
-        ):
-            text = (
-                f"Application maximum poll interval ({self.settings.max_poll_interval_ms}ms) exceeded: leaving the"
-                " group; poll() joins again"
-            )
-            actions.append(Problem(MAX_POLL_EXCEEDED, text))
+        if self._becomes_stale(now_ms, actions):
             if self.member_id and self.settings.instance_id is None:
                 self._send(LEAVE, self._leave_request(), actions)
-            self.state, self.request_under_way, self.member_id = State.STALE, None, ""
+            self.request_under_way, self.member_id = None, ""
         if self._refresh_due_ms is not None and now_ms >= self._refresh_due_ms and self.subscription is not None:
             self._refresh_due_ms = now_ms + self.settings.metadata_interval_ms
             actions.append(Resolve((), None if self.subscription.regex is not None else self.subscription.topics))
 
     def _on_done(self, now_ms: int) -> None:
-        if self.action_under_way is None:
-            return
-        action_type, partitions = self.action_under_way
-        self.action_under_way = None
-        if action_type is not Assign:
-            self.owned -= partitions
-        if self.is_cooperative and action_type is Revoke and self.state is State.STABLE:
+        action_type = self._end_action()
+        if action_type is Revoke and self.is_cooperative and self.state is State.MEMBER:
             self._must_join = True  # other members get the released partitions in the next generation
-        if self.state in (State.LOST, State.STALE) and not self.owned:
-            if self.subscription is None:
-                self.state = State.IDLE
-            else:
-                self._begin_joining(now_ms)
+        if action_type is not None:
+            self._join_after_release(now_ms)
 
     def _on_topics(self, counts: dict[str, int], now_ms: int, actions: list[Action]) -> None:
         self.counts = counts
@@ -267,7 +203,7 @@ class ClassicCore:
             # otherwise these counts are from a response to an earlier request, or the request has failed
             if counts.keys() >= self._topics_of_members:
                 self._assign(actions)
-        elif self.state is State.STABLE and self._is_outdated:
+        elif self.state is State.MEMBER and self._is_outdated:
             self._rejoin(now_ms)
 
     @property
@@ -297,10 +233,7 @@ class ClassicCore:
     # -- responses ---------------------------------------------------------------------------------
 
     def _retry_later(self, now_ms: int) -> None:
-        self._due_ms = self._heartbeat_due_ms = now_ms + min(
-            BACKOFF_MAX_MS, BACKOFF_FIRST_MS << min(self._failures, 10)
-        )
-        self._failures += 1
+        self._due_ms = self._heartbeat_due_ms = now_ms + self._backoff_ms()
         self._must_join = self._must_join or self.state is State.JOINING
 
     def _on_response(self, message: Any, now_ms: int, actions: list[Action]) -> None:
@@ -309,14 +242,14 @@ class ClassicCore:
             self._on_heartbeat_while_leaving(code, now_ms)
         elif self.state is State.LEAVING:
             self._finish_leaving(now_ms, actions)
-        elif self.state not in (State.JOINING, State.SYNCING, State.STABLE):
+        elif self.state not in (State.JOINING, State.SYNCING, State.MEMBER):
             return
         elif code:
             self._on_error(code, message, now_ms, actions)
         elif sent is JoinGroupRequest:
             self._on_joined(message, now_ms, actions)
         elif sent is SyncGroupRequest:
-            self._failures, self.state = 0, State.STABLE
+            self._failures, self.state = 0, State.MEMBER
             self._heartbeat_due_ms = now_ms + self.settings.heartbeat_interval_ms
             # the subscription or the topics may have changed since JoinGroup was sent
             self._must_join = self._must_join or self._is_outdated
@@ -354,11 +287,8 @@ class ClassicCore:
         elif code in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION):
             if code == ErrorCode.UNKNOWN_MEMBER_ID:
                 self.member_id = ""
-            self.epoch, self.target, self._must_join = -1, None, False
-            if self.owned or self.action_under_way is not None:
-                self.state = State.LOST
-            else:
-                self._begin_joining(now_ms)
+            self.epoch, self._must_join = -1, False
+            self._lose_partitions(now_ms)
         else:
             self._fail(code, f"{error_name(code)}: {error_message(code)}", actions)
 
@@ -459,12 +389,8 @@ class ClassicCore:
         member does so for at most the poll interval.
         """
         if self.action_under_way is not None and self.state is State.LEAVING:
-            return (
-                bool(self.member_id)
-                and self.epoch >= 0
-                and self._heartbeat_due_ms < self._polled_ms + self.settings.max_poll_interval_ms
-            )
-        return self.state is State.STABLE or (self.state is State.JOINING and self.action_under_way is not None)
+            return bool(self.member_id) and self.epoch >= 0 and self._heartbeat_due_ms < self._poll_deadline_ms()
+        return self.state is State.MEMBER or (self.state is State.JOINING and self.action_under_way is not None)
 
     def _reconcile(self, now_ms: int, actions: list[Action]) -> None:
         if self.has_lost_partitions:
@@ -476,22 +402,16 @@ class ClassicCore:
         elif self.state is State.JOINING and not self.is_cooperative:
             if self.owned:
                 self._start_action(Revoke, set(self.owned), actions)
-        elif self.target is not None and self.state in (State.STABLE, State.LEAVING):
+        elif self.target is not None and self.state in (State.MEMBER, State.LEAVING):
             revoked, added = self.owned - self.target, self.target - self.owned
             if revoked:
                 self._start_action(Revoke, revoked, actions)
             elif added:
                 self.owned |= added
                 self._start_action(Assign, added, actions)
-            elif self._must_join and self.state is State.STABLE:
+            elif self._must_join and self.state is State.MEMBER:
                 self._rejoin(now_ms)
                 self.request_under_way = None
-
-    def _start_action(
-        self, action_type: type[Assign | Revoke | Lost], partitions: set[TopicPartition], actions: list[Action]
-    ) -> None:
-        self.action_under_way = action_type, partitions
-        actions.append(action_type(self._to_partitions(partitions)))
 
     def _to_partitions(self, partitions: set[TopicPartition]) -> Partitions:
         return tuple(sorted(Partition(topic, index) for topic, index in partitions))
@@ -527,8 +447,8 @@ class ClassicCore:
 
     def _set_next_ms(self) -> None:
         times = [self._refresh_due_ms] if self._refresh_due_ms is not None else []
-        if self.state in (State.JOINING, State.LEADING, State.SYNCING, State.STABLE):
-            times.append(self._polled_ms + self.settings.max_poll_interval_ms)
+        if self.state in (State.JOINING, State.LEADING, State.SYNCING, State.MEMBER):
+            times.append(self._poll_deadline_ms())
         if self.request_under_way is None:
             if self._sends_heartbeats:
                 times.append(self._heartbeat_due_ms)

@@ -26,8 +26,6 @@ member that was killed and restarted would have to be restarted again.
 
 from __future__ import annotations
 
-import enum
-
 import msgspec
 
 from mqd.client.group.events import (
@@ -51,16 +49,14 @@ from mqd.client.group.events import (
     Tick,
     TopicsKnown,
 )
+from mqd.client.group.membership import RESOLVE_AGAIN_MS, MembershipCore, State
 from mqd.protocol.errors import ErrorCode, error_message, error_name
 from mqd.protocol.messages import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
 
 API_KEY = 68
-BACKOFF_FIRST_MS, BACKOFF_MAX_MS = 100, 1_000
-RESOLVE_AGAIN_MS = 500
 INTERVAL_FIRST_MS = 5_000  # until the coordinator has sent an interval
 RELEASE_WAIT_MS = 60_000
 LEAVE_EPOCH, LEAVE_STATIC_EPOCH = -1, -2
-MAX_POLL_EXCEEDED = -147  # librdkafka's code
 
 _TopicPartitions = ConsumerGroupHeartbeatRequest.TopicPartitions
 _RETRIED = frozenset(
@@ -79,16 +75,6 @@ _REPORTED = frozenset({ErrorCode.TOPIC_AUTHORIZATION_FAILED})
 PartitionSet = set[tuple[bytes, int]]
 
 
-class State(enum.Enum):
-    IDLE = "not a member, and not joining"
-    JOINING = "requests to join"
-    MEMBER = "in the group"
-    LOST = "out of the group, or about to be; the application releases everything, then the member joins again"
-    STALE = "left, because the application did not poll; joins again when it polls"
-    LEAVING = "releases everything, then leaves"
-    FATAL = "ended by a fatal error"
-
-
 class Settings(msgspec.Struct, frozen=True):
     group_id: str
     member_id: str
@@ -98,44 +84,27 @@ class Settings(msgspec.Struct, frozen=True):
     max_poll_interval_ms: int = 300_000
 
 
-class ConsumerProtocolCore:
-    """`handle` is the only mutator. `next_ms`: when Tick is due; None: not before another event."""
+class ConsumerProtocolCore(MembershipCore):
+    """`handle` is the only mutator."""
 
     def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        self.member_id = settings.member_id
-        self.state = State.IDLE
-        self.epoch = 0
-        self.owned: PartitionSet = set()
-        self.target: PartitionSet | None = None
-        self.subscription: Subscribe | None = None
+        super().__init__(settings.member_id, 0)
+        self.settings: Settings = settings
         self.names: dict[bytes, str] = {}  # topic id -> name
-        self.request_under_way: int | None = None  # the number of the request
-        self.action_under_way: tuple[type, PartitionSet] | None = None  # its type and partitions
-        self.next_ms: int | None = None
-        self._request_number = 0
         self._sent_subscription: Subscribe | None = None
         self._must_report_all = True
         self._must_report_owned = False
         self._reported_owned: PartitionSet = set()
         self._is_report_pending = False  # M5: a report of `owned` has had no response yet
-        self._due_ms = 0
         self._interval_ms = INTERVAL_FIRST_MS
-        self._failures = 0
-        self._polled_ms = 0
         self._resolve_due_ms: int | None = None
         self._resolve_count = 0
         self._unreleased_since_ms: int | None = None
         self._was_member = False
-        self._must_report_left = False
         self._leave_request_number = 0
         self._leave_epoch = LEAVE_EPOCH if settings.instance_id is None else LEAVE_STATIC_EPOCH
 
     # -- state -------------------------------------------------------------------------------------
-
-    @property
-    def is_member(self) -> bool:
-        return self.state is State.MEMBER
 
     @property
     def generation(self) -> int:
@@ -144,16 +113,6 @@ class ConsumerProtocolCore:
             self.state is State.LEAVING and self._was_member and not self._has_sent_leave
         )
         return self.epoch if is_valid and self.epoch > 0 else -1
-
-    @property
-    def has_lost_partitions(self) -> bool:
-        """Whether this member's partitions may have other owners by now, so that no offsets can be committed."""
-        return self.state in (State.LOST, State.STALE, State.FATAL)
-
-    @property
-    def wants_poll(self) -> bool:
-        """Whether a Polled event would have an effect."""
-        return self.state is State.STALE
 
     def timeout_s(self, _send: Send) -> float | None:
         """How long a request may take; None: the default."""
@@ -198,15 +157,9 @@ class ConsumerProtocolCore:
             self._finish_leaving(now_ms, actions)
 
     def _begin_joining(self, now_ms: int) -> None:
-        self.state, self.epoch, self.target = State.JOINING, 0, None
-        self._must_report_all, self._must_report_owned, self._reported_owned, self._due_ms, self._failures = (
-            True,
-            False,
-            set(),
-            now_ms,
-            0,
-        )
-        self.request_under_way = None
+        super()._begin_joining(now_ms)
+        self.epoch = 0
+        self._must_report_all, self._must_report_owned, self._reported_owned = True, False, set()
 
     def _on_leave(self, actions: list[Action]) -> None:
         self.subscription = None
@@ -221,55 +174,16 @@ class ConsumerProtocolCore:
             self.state = State.LEAVING
             self.target, self._failures = set(), 0
 
-    def _on_polled(self, now_ms: int) -> None:
-        self._polled_ms = now_ms
-        if (
-            self.state is State.STALE
-            and self.action_under_way is None
-            and not self.owned
-            and self.subscription is not None
-        ):
-            self._begin_joining(now_ms)
-
     def _on_tick(self, is_polling: bool, now_ms: int, actions: list[Action]) -> None:
         if is_polling:
             self._on_polled(now_ms)
-        if (
-            self.state in (State.MEMBER, State.JOINING)
-            and now_ms >= self._polled_ms + self.settings.max_poll_interval_ms
-        ):
-            text = (
-                f"Application maximum poll interval ({self.settings.max_poll_interval_ms}ms) exceeded: leaving the"
-                " group; poll() joins again"
-            )
-            actions.append(Problem(MAX_POLL_EXCEEDED, text))
-            self.state = State.STALE
-            self.request_under_way = None
-            self._send(
-                ConsumerGroupHeartbeatRequest(
-                    group_id=self.settings.group_id,
-                    member_id=self.member_id,
-                    member_epoch=self._leave_epoch,
-                    instance_id=self.settings.instance_id,
-                ),
-                actions,
-            )
+        if self._becomes_stale(now_ms, actions):
+            self._send(self._empty_heartbeat(self._leave_epoch), actions)
 
     def _on_done(self, now_ms: int) -> None:
-        if self.action_under_way is None:
-            return
-        action_type, partitions = self.action_under_way
-        self.action_under_way = None
-        if action_type is not Assign:
-            self.owned -= partitions
-        self._must_report_owned = True
-        if self.state is State.LOST and not self.owned:
-            if self.subscription is None:
-                self.state = State.IDLE
-            else:
-                self._begin_joining(now_ms)
-        elif self.state is State.STALE and not self.owned and self.subscription is not None:
-            self._begin_joining(now_ms)  # the application polls again: poll() has carried out Lost
+        if self._end_action() is not None:
+            self._must_report_owned = True
+            self._join_after_release(now_ms)
 
     # -- responses ---------------------------------------------------------------------------------
 
@@ -281,8 +195,7 @@ class ConsumerProtocolCore:
     def _retry_later(self, now_ms: int) -> None:
         """Sends all fields again later, because it is unknown what the coordinator has received."""
         self._must_report_all = True
-        self._due_ms = now_ms + min(BACKOFF_MAX_MS, BACKOFF_FIRST_MS << min(self._failures, 10))
-        self._failures += 1
+        self._due_ms = now_ms + self._backoff_ms()
 
     def _on_response(
         self, number: int, message: ConsumerGroupHeartbeatResponse, now_ms: int, actions: list[Action]
@@ -340,7 +253,8 @@ class ConsumerProtocolCore:
         if code in _RETRIED:
             self._retry_later(now_ms)
         elif code in _FENCED:
-            self._lose_membership(now_ms)
+            self.epoch = 0
+            self._lose_partitions(now_ms)
         elif code == ErrorCode.UNRELEASED_INSTANCE_ID and self._may_wait_for_release(now_ms):
             self._retry_later(now_ms)
         elif code == ErrorCode.INVALID_REGULAR_EXPRESSION:
@@ -362,13 +276,6 @@ class ConsumerProtocolCore:
             self._unreleased_since_ms = now_ms
         return now_ms < self._unreleased_since_ms + RELEASE_WAIT_MS
 
-    def _lose_membership(self, now_ms: int) -> None:
-        self.epoch, self.target = 0, None
-        if self.owned or self.action_under_way is not None:
-            self.state = State.LOST
-        else:
-            self._begin_joining(now_ms)
-
     # -- moving towards the target -----------------------------------------------------------------
 
     def _unknown_topics(self) -> set[bytes]:
@@ -386,7 +293,7 @@ class ConsumerProtocolCore:
         self._maybe_send(now_ms, actions)
 
     def _reconcile(self, now_ms: int, actions: list[Action]) -> None:
-        if self.state in (State.LOST, State.STALE, State.FATAL):
+        if self.has_lost_partitions:
             if self.owned:
                 self._start_action(Lost, set(self.owned), actions)
         elif self.target is not None and self.state in (State.MEMBER, State.LEAVING):
@@ -407,13 +314,7 @@ class ConsumerProtocolCore:
             self._must_report_left = False
             actions.append(Left())
 
-    def _start_action(
-        self, action_type: type[Assign | Revoke | Lost], partitions: PartitionSet, actions: list[Action]
-    ) -> None:
-        self.action_under_way = action_type, partitions
-        actions.append(action_type(self._with_names(partitions)))
-
-    def _with_names(self, partitions: PartitionSet) -> Partitions:
+    def _to_partitions(self, partitions: PartitionSet) -> Partitions:
         return tuple(sorted(Partition(self.names[topic_id], index, topic_id) for topic_id, index in partitions))
 
     # -- requests ----------------------------------------------------------------------------------
@@ -427,23 +328,9 @@ class ConsumerProtocolCore:
                 and now_ms >= (self._due_ms if self._failures else 0)
             ):
                 self.request_under_way = None
-                message = ConsumerGroupHeartbeatRequest(
-                    group_id=self.settings.group_id,
-                    member_id=self.member_id,
-                    member_epoch=self._leave_epoch,
-                    instance_id=self.settings.instance_id,
-                )
-                self._leave_request_number = self._send(message, actions)
+                self._leave_request_number = self._send(self._empty_heartbeat(self._leave_epoch), actions)
             elif self._stays_until_released and self.request_under_way is None and now_ms >= self._due_ms:
-                self._send(
-                    ConsumerGroupHeartbeatRequest(
-                        group_id=self.settings.group_id,
-                        member_id=self.member_id,
-                        member_epoch=self.epoch,
-                        instance_id=self.settings.instance_id,
-                    ),
-                    actions,
-                )
+                self._send(self._empty_heartbeat(self.epoch), actions)
                 self._due_ms = now_ms + self._interval_ms
             return
         if self.request_under_way is not None or self.state not in (State.JOINING, State.MEMBER):
@@ -470,7 +357,7 @@ class ConsumerProtocolCore:
             and self.action_under_way is not None
             and self._was_member
             and self.epoch > 0
-            and self._due_ms < self._polled_ms + self.settings.max_poll_interval_ms
+            and self._due_ms < self._poll_deadline_ms()
         )
 
     def _send(self, message: ConsumerGroupHeartbeatRequest, actions: list[Action]) -> int:
@@ -479,15 +366,19 @@ class ConsumerProtocolCore:
         actions.append(Send(self._request_number, API_KEY, message))
         return self._request_number
 
+    def _empty_heartbeat(self, epoch: int) -> ConsumerGroupHeartbeatRequest:
+        """A heartbeat that reports no change."""
+        return ConsumerGroupHeartbeatRequest(
+            group_id=self.settings.group_id,
+            member_id=self.member_id,
+            member_epoch=epoch,
+            instance_id=self.settings.instance_id,
+        )
+
     def _heartbeat(self, is_stable: bool) -> ConsumerGroupHeartbeatRequest:
         is_full, subscription = self._must_report_all, self.subscription
         assert subscription is not None
-        message = ConsumerGroupHeartbeatRequest(
-            group_id=self.settings.group_id,
-            member_id=self.member_id,
-            member_epoch=self.epoch,
-            instance_id=self.settings.instance_id,
-        )
+        message = self._empty_heartbeat(self.epoch)
         if is_full:
             message.rack_id, message.server_assignor = self.settings.rack_id, self.settings.server_assignor
             message.rebalance_timeout_ms = self.settings.max_poll_interval_ms
@@ -515,7 +406,7 @@ class ConsumerProtocolCore:
         times = [self._resolve_due_ms] if self._resolve_due_ms is not None else []
         must_leave = self.state is State.LEAVING and self.action_under_way is None and not self._has_sent_leave
         if self.state in (State.JOINING, State.MEMBER):
-            times.append(self._polled_ms + self.settings.max_poll_interval_ms)
+            times.append(self._poll_deadline_ms())
             if self.request_under_way is None:
                 times.append(self._due_ms)
         elif must_leave or (self._stays_until_released and self.request_under_way is None):

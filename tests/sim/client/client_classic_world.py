@@ -12,7 +12,8 @@ and after faults have stopped
 
 from __future__ import annotations
 
-from mqd.client.group.classic import ClassicCore, ClassicSettings, State
+from mqd.client.group.classic import ClassicCore, ClassicSettings
+from mqd.client.group.membership import State
 from mqd.coordinator.actions import Persist, Reply, Timer, TimerFired
 from mqd.coordinator.group.classic.core import ClassicGroup
 from mqd.coordinator.group.classic.events import Heartbeat, JoinGroup, LeaveGroup, SyncGroup
@@ -141,7 +142,7 @@ class ClassicWorld(World):
         for consumer in self.consumers:
             core = consumer.core
             if (
-                core.state is not State.STABLE
+                core.state is not State.MEMBER
                 or core.epoch != self.group.generation
                 or core.member_id not in self.group.members.by_id
             ):

@@ -21,7 +21,7 @@ from collections import deque
 import msgspec
 import pytest
 
-from mqd.client.group.consumer_protocol import ConsumerProtocolCore, Settings, State
+from mqd.client.group.consumer_protocol import ConsumerProtocolCore, Settings
 from mqd.client.group.events import (
     Assign,
     Done,
@@ -40,6 +40,7 @@ from mqd.client.group.events import (
     Tick,
     TopicsKnown,
 )
+from mqd.client.group.membership import State
 from mqd.coordinator.actions import Persist, Reply, Timer, TimerFired
 from mqd.coordinator.group.consumer.cluster import FixedCluster
 from mqd.coordinator.group.consumer.core import ConsumerGroup
@@ -384,7 +385,7 @@ def acknowledges_before_it_lets_go(patch: pytest.MonkeyPatch) -> None:
 
     def handle(self, event, now_ms, _before=ConsumerProtocolCore.handle):
         actions = _before(self, event, now_ms)
-        if self.action_under_way is not None and self.callback[0] is Revoke:
+        if self.action_under_way is not None and self.action_under_way[0] is Revoke:
             self.owned -= self.action_under_way[1]
             self._must_report_owned = True
         return actions

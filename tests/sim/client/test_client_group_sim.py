@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import pytest
 
-from mqd.client.group import consumer_protocol as group_core
 from mqd.client.group.consumer_protocol import ConsumerProtocolCore
+from mqd.client.group.membership import MAX_POLL_EXCEEDED
 from tests.sim.client.client_group_world import (
     MAX_POLL_MS,
     SESSION_MS,
@@ -55,11 +55,11 @@ def test_histories_reach_rare_cases() -> None:
     """Fenced, forgotten and refused members, and applications that do not poll, occur."""
     worlds = [run(seed) for seed in range(25)]
     assert {0, 25, 110, 111} <= set().union(*(world.received for world in worlds))
-    assert any(group_core.MAX_POLL_EXCEEDED in one.problems for world in worlds for one in world.consumers)
+    assert any(MAX_POLL_EXCEEDED in one.problems for world in worlds for one in world.consumers)
 
 
 def keeps_what_it_had_when_fenced(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ConsumerProtocolCore, "_lose_membership", lambda self, now_ms: self._begin_joining(now_ms))
+    patch.setattr(ConsumerProtocolCore, "_lose_partitions", lambda self, now_ms: self._begin_joining(now_ms))
     patch.setattr(ConsumerProtocolCore, "check", lambda self: None)
 
 

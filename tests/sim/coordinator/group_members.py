@@ -24,9 +24,8 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from mqd.client.group.classic import State as ClassicState
-from mqd.client.group.consumer_protocol import State
 from mqd.client.group.events import Leave, Subscribe
+from mqd.client.group.membership import State
 from mqd.coordinator.group.consumer.cluster import FixedCluster
 from mqd.coordinator.group.consumer.members import Owners
 from mqd.coordinator.group.group import Group
@@ -177,9 +176,8 @@ class MemberGroup:
         found = sorted(place for member in self.members for place in member.works_on)
         if found != expected:
             return f"worked on is {_named(found)}, not {_named(expected)}"
-        stable = State.MEMBER if self.kind == "consumer" else ClassicState.STABLE
         for member in self.members:
-            if member.core.state is not stable:
+            if member.core.state is not State.MEMBER:
                 return f"{member.core.member_id} is {member.core.state}"
             if self.kind == "consumer" and member.works_on != ledger.holds(member.core.member_id):
                 return (

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from mqd.client.group.assignors import Subscription, decode_assignment, encode_assignment, encode_subscription
-from mqd.client.group.classic import ClassicCore, ClassicSettings, State
+from mqd.client.group.classic import ClassicCore, ClassicSettings
 from mqd.client.group.events import Assign, Done, Partition, Resolve, Revoke, Send, Subscribe, Tick, TopicsKnown
+from mqd.client.group.membership import State
 from mqd.client.group.runner import GroupRunner
 from mqd.client.requests import TopicInfo
 from mqd.protocol.errors import ErrorCode
@@ -60,7 +61,7 @@ class Member(CoreMember):
         self.joined()
         assert self.synced(*partitions) == [Assign(partitions)]
         self.give(Done())
-        assert self.core.state is State.STABLE and self.core.request_under_way is None
+        assert self.core.state is State.MEMBER and self.core.request_under_way is None
 
     def heartbeat(self, code: int = 0) -> list:
         """Sends the next one; returns what follows from its response."""

@@ -13,8 +13,8 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from mqd.client.group import rebalancing
 from mqd.client.group.committing import QUEUE_MAX, CommitQueue
-from mqd.client.group.consumer_protocol import MAX_POLL_EXCEEDED
 from mqd.client.group.events import Assign, Left, Lost, Partition, Problem, Revoke
+from mqd.client.group.membership import MAX_POLL_EXCEEDED
 from mqd.client.group.rebalancing import Rebalancer
 from mqd.client.messages import local_error
 from mqd.client.offsets import Committed, PartitionResult

@@ -12,14 +12,7 @@ from confluent_kafka import OFFSET_INVALID, KafkaError, TopicPartition
 
 from mqd.client import offsets
 from mqd.client.config import read
-from mqd.client.group.consumer_protocol import (
-    INTERVAL_FIRST_MS,
-    MAX_POLL_EXCEEDED,
-    RELEASE_WAIT_MS,
-    ConsumerProtocolCore,
-    Settings,
-    State,
-)
+from mqd.client.group.consumer_protocol import INTERVAL_FIRST_MS, RELEASE_WAIT_MS, ConsumerProtocolCore, Settings
 from mqd.client.group.events import (
     Assign,
     Done,
@@ -37,6 +30,7 @@ from mqd.client.group.events import (
     Tick,
     TopicsKnown,
 )
+from mqd.client.group.membership import MAX_POLL_EXCEEDED, State
 from mqd.client.messages import local_error
 from mqd.client.offsets import Committed, PartitionResult
 from mqd.client.shm.consumer_config import ConsumerConfig
