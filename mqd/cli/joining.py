@@ -141,6 +141,7 @@ class Invitation:
         self._until_s = time.monotonic() + seconds
         self._lock = threading.Lock()
         self._is_used = self._has_joined = False
+        self._granting: threading.Thread | None = None  # has used the token
         self._free_connections = threading.Semaphore(CONNECTION_COUNT_MAX)
         port = self._listener.getsockname()[1]
         secret = secrets.token_bytes(32)
@@ -158,29 +159,37 @@ class Invitation:
                     connection.close()
                     continue
                 threading.Thread(target=self._serve, args=(connection, address[0]), daemon=True).start()
+        if self._granting is not None:
+            self._granting.join()  # a host that is getting its certificates when the time runs out has joined
         return self._has_joined
 
     def _serve(self, connection: socket.socket, address: str) -> None:
-        response = _Response(None)  # nothing is granted yet
         try:
             connection.settimeout(CONNECTION_TIMEOUT_S)
             with self._context.wrap_socket(connection, server_side=True) as secured:
                 request = msgspec.msgpack.decode(_receive(secured), type=_Request)
                 response = self._respond(request)
-                _send(secured, response)
+                self._deliver(secured, response)
             if response.granted is not None:
                 self._print(f"host {self.token.node_id} at {address} has its certificates")
                 self._has_joined = True
             else:
                 self._print(f"a host at {address} is refused: {response.refusal}")
         except (OSError, ValueError, msgspec.MsgspecError) as error:
-            if response.granted is not None:  # the host lacks its certificates: it may try again
-                with self._lock:
-                    self._is_used = False
             self._print(f"a connection from {address} failed: {host_identity.reason_of(error)}")
         finally:
             connection.close()
             self._free_connections.release()
+
+    def _deliver(self, secured: ssl.SSLSocket, response: _Response) -> None:
+        try:
+            _send(secured, response)
+        except OSError:
+            # The host lacks its certificates and may try again, even as soon as the connection ends.
+            if response.granted is not None:
+                with self._lock:
+                    self._is_used = False
+            raise
 
     def _respond(self, request: _Request) -> _Response:
         if not hmac.compare_digest(request.secret, self.token.secret):
@@ -188,7 +197,7 @@ class Invitation:
         with self._lock:
             if self._is_used or time.monotonic() >= self._until_s:
                 return _Response(None, "the token was used already, or has expired; make another: mqd cluster invite")
-            self._is_used = True
+            self._is_used, self._granting = True, threading.current_thread()
         now, node_id, files = datetime.datetime.now(datetime.UTC), self.token.node_id, self._files
         try:
             host = pki.sign_host(self._authority, request.host, node_id, now)

@@ -16,6 +16,7 @@ from mqd.cli import joining, secure
 from mqd.cli.common import CliError
 from mqd.cli.joining import Invitation, Token
 from mqd.security import client, pki
+from tests.polling import eventually
 from tests.unit.security.host_files import authority
 
 SEEDS = "127.0.0.1:9094"
@@ -95,6 +96,46 @@ def test_a_token_survives_a_lost_response(first, tmp_path, monkeypatch):
             joining.join(token, data_dir, NAMES)
         joining.join(token, data_dir, NAMES)
     assert not failures and results == [True] and joining.has_joined(token, data_dir)
+
+
+def test_a_token_is_free_again_before_the_lost_connection_ends(first, tmp_path, monkeypatch):
+    """Otherwise a host that tries again at once would be told that the token was used."""
+    made, used = Invitation(first, 4, SEEDS, ("127.0.0.1", 0), 30.0, lambda line: None), []
+
+    def fail(connection, message):
+        if isinstance(message, joining._Response):
+            close = connection.close
+            connection.close = lambda: (used.append(made._is_used), close())
+            raise ConnectionResetError(104, "reset")
+        send(connection, message)
+
+    send = joining._send
+    monkeypatch.setattr(joining, "_send", fail)
+    thread = threading.Thread(target=made.run)
+    thread.start()
+    with pytest.raises(CliError, match="must still be running there"):
+        joining.join(made.token, tmp_path / "fourth", NAMES)
+    made._until_s = 0.0
+    thread.join(10)
+    assert used == [False]
+
+
+def test_a_grant_under_way_when_the_time_runs_out_counts(first, tmp_path, monkeypatch):
+    made, results = Invitation(first, 4, SEEDS, ("127.0.0.1", 0), 30.0, lambda line: None), []
+
+    def send_late(connection, message):
+        if isinstance(message, joining._Response):
+            made._until_s = 0.0
+            eventually(lambda: made._listener.fileno() < 0)
+        send(connection, message)
+
+    send = joining._send
+    monkeypatch.setattr(joining, "_send", send_late)
+    thread = threading.Thread(target=lambda: results.append(made.run()))
+    thread.start()
+    joining.join(made.token, tmp_path / "fourth", NAMES)
+    thread.join(10)
+    assert results == [True]
 
 
 def test_certificates_that_expire_soon_are_fetched_again(first, tmp_path):
