@@ -99,7 +99,7 @@ def test_a_token_survives_a_lost_response(first, tmp_path, monkeypatch):
 
 
 def test_a_token_is_free_again_before_the_lost_connection_ends(first, tmp_path, monkeypatch):
-    """Otherwise a host that tries again at once would be told that the token was used."""
+    """Otherwise the token would seem used to a host that tries again at once."""
     made, used = Invitation(first, 4, SEEDS, ("127.0.0.1", 0), 30.0, lambda line: None), []
 
     def fail(connection, message):
