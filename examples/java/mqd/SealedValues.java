@@ -138,12 +138,14 @@ public class SealedValues {
     private static byte[] unpack(int codec, byte[] text) {
         if (codec != GZIP)
             throw new SealedException("the JDK does not have codec " + codec + ": set encryption.compression=gzip or none");
-        long size = text.length < 4 ? Long.MAX_VALUE : ByteBuffer.wrap(text).getInt() & 0xffffffffL;
+        if (text.length < 4) throw new SealedException("it is cut off in the size of the value");
+        long size = ByteBuffer.wrap(text).getInt() & 0xffffffffL;
         if (size > VALUE_BYTES_MAX) throw new SealedException("its stated size is " + size + " bytes, above the maximum");
         try (InputStream in = new GZIPInputStream(new ByteArrayInputStream(text, 4, text.length - 4))) {
             byte[] value = in.readNBytes((int) size);
-            if (value.length != size || in.read() >= 0)
-                throw new SealedException("its stated size is " + size + " bytes, but it decompresses to another size");
+            if (in.read() >= 0) throw new SealedException("its stated size is " + size + " bytes, but it expands to more");
+            if (value.length != size)
+                throw new SealedException("its stated size is " + size + " bytes, but it decompresses to " + value.length);
             return value;
         } catch (IOException damaged) {
             throw new SealedException("it cannot be decompressed: " + damaged.getMessage());
