@@ -587,9 +587,8 @@ int mqd_replica_propose(struct mqd_replica *replica, int64_t now_ms, int64_t rep
 }
 
 int mqd_replica_on_proposal_response(struct mqd_replica *replica, uint64_t sequence, int32_t leader_epoch, int error,
-                                     int64_t now_ms, int64_t next_proposal_ms)
+                                     int64_t next_proposal_ms)
 {
-    (void)now_ms;
     if (!replica->proposing || sequence != replica->proposal_sequence || leader_epoch != replica->leader_epoch)
         return 0;
     replica->next_proposal_ms = next_proposal_ms;

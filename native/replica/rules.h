@@ -237,7 +237,7 @@ int mqd_replica_propose(struct mqd_replica *replica, int64_t now_ms, int64_t rep
  * outcome, the proposal still counts and is repeated, at next_proposal_ms at the earliest. A
  * response to another proposal is ignored. Returns bits of enum mqd_replica_change. */
 int mqd_replica_on_proposal_response(struct mqd_replica *replica, uint64_t sequence, int32_t leader_epoch, int error,
-                                     int64_t now_ms, int64_t next_proposal_ms);
+                                     int64_t next_proposal_ms);
 
 /* ---- the follower ---- */
 

@@ -173,7 +173,7 @@ void mqd_replication_in_sync_result(struct mqd_reactor *r, struct mqd_owned *own
         mqd_replication_apply_changes(
             r, owned,
             mqd_replica_on_proposal_response(owned->replica, (uint64_t)command->offset, (int32_t)command->last_offset,
-                                             (int)command->number, r->now_ms, r->now_ms + MQD_IN_SYNC_RETRY_MS));
+                                             (int)command->number, r->now_ms + MQD_IN_SYNC_RETRY_MS));
     mqd_command_done(r, command->token, 0, command->slot, 0, NULL, "");
 }
 

@@ -101,9 +101,9 @@ TEST(a_proposal_counts_until_it_cannot_be_accepted)
     fetch(&replica, 2, 8, 60);
     CHECK_EQUAL(replica.high_watermark, 5);
     /* INVALID_UPDATE_VERSION: there is a newer state */
-    CHECK_EQUAL(mqd_replica_on_proposal_response(&replica, first.sequence, 1, 95, 60, 70), 0);
-    CHECK_EQUAL(mqd_replica_on_proposal_response(&replica, first.sequence - 1, 1, 107, 60, 70), 0);
-    CHECK_EQUAL(mqd_replica_on_proposal_response(&replica, first.sequence, 0, 107, 60, 70), 0);
+    CHECK_EQUAL(mqd_replica_on_proposal_response(&replica, first.sequence, 1, 95, 70), 0);
+    CHECK_EQUAL(mqd_replica_on_proposal_response(&replica, first.sequence - 1, 1, 107, 70), 0);
+    CHECK_EQUAL(mqd_replica_on_proposal_response(&replica, first.sequence, 0, 107, 70), 0);
     CHECK(replica.proposing);
     CHECK_EQUAL(replica.high_watermark, 5);
     /* the same partition epoch: it was not decided */
@@ -111,7 +111,7 @@ TEST(a_proposal_counts_until_it_cannot_be_accepted)
     refreshed.members[2].eligible = 0;
     CHECK_EQUAL(mqd_replica_assign(&replica, &refreshed, 61), 0);
     CHECK(replica.proposing);
-    CHECK_EQUAL(mqd_replica_on_proposal_response(&replica, first.sequence, 1, 107, 62, 70),
+    CHECK_EQUAL(mqd_replica_on_proposal_response(&replica, first.sequence, 1, 107, 70),
                 MQD_REPLICA_CHANGED_HIGH_WATERMARK);
     CHECK_EQUAL(replica.high_watermark, 8);
     fetch(&replica, 3, 8, 80);

@@ -132,7 +132,7 @@ class NativeReplica:
         return Proposal(out.sequence, out.broker_epoch, out.leader_epoch, out.partition_epoch, members)
 
     def answered(self, sequence: int, leader_epoch: int, error: int, now_ms: int, again_ms: int) -> int:
-        return lib.mqd_replica_on_proposal_response(self.native, sequence, leader_epoch, error, now_ms, again_ms)
+        return lib.mqd_replica_on_proposal_response(self.native, sequence, leader_epoch, error, again_ms)
 
     # -- the follower ------------------------------------------------------------------------------
 
