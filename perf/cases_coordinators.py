@@ -170,11 +170,11 @@ def heartbeats(bench: Bench) -> None:
             )
         ratio = [one / same for one, same in zip(p99[what, "with"], p99[what, "elsewhere"], strict=True)]
         bench.add(
-            f"p99 of {what.replace('_', ' ')} with 5,000 heartbeats/s, as a multiple of that without",
+            f"p99 of {what.replace('_', ' ')} with 5,000 heartbeats/s, as a multiple of that with them at another broker",
             "times",
             ratio,
             1.2,
-            note="against the same heartbeats at another broker on the same CPUs",
+            note="the other broker is on the same CPUs",
         )
     bench.brokers.drop("heartbeats")
 

@@ -141,7 +141,7 @@ class Invitation:
         self._until_s = time.monotonic() + seconds
         self._lock = threading.Lock()
         self._is_used = self._has_joined = False
-        self._granting: threading.Thread | None = None  # has used the token
+        self._granting: threading.Thread | None = None  # the last that took the token
         self._free_connections = threading.Semaphore(CONNECTION_COUNT_MAX)
         port = self._listener.getsockname()[1]
         secret = secrets.token_bytes(32)
@@ -159,8 +159,10 @@ class Invitation:
                     connection.close()
                     continue
                 threading.Thread(target=self._serve, args=(connection, address[0]), daemon=True).start()
-        if self._granting is not None:
-            self._granting.join()  # a host that is getting its certificates when the time runs out has joined
+        with self._lock:  # from now on the token is refused
+            granting = self._granting
+        if granting is not None:
+            granting.join()  # a grant that is under way when the time runs out counts
         return self._has_joined
 
     def _serve(self, connection: socket.socket, address: str) -> None:
@@ -171,8 +173,8 @@ class Invitation:
                 response = self._respond(request)
                 self._deliver(secured, response)
             if response.granted is not None:
+                self._has_joined = True  # before a print that may fail
                 self._print(f"host {self.token.node_id} at {address} has its certificates")
-                self._has_joined = True
             else:
                 self._print(f"a host at {address} is refused: {response.refusal}")
         except (OSError, ValueError, msgspec.MsgspecError) as error:
@@ -184,7 +186,7 @@ class Invitation:
     def _deliver(self, secured: ssl.SSLSocket, response: _Response) -> None:
         try:
             _send(secured, response)
-        except OSError:
+        except Exception:
             # The host lacks its certificates and may try again, even as soon as the connection ends.
             if response.granted is not None:
                 with self._lock:

@@ -189,9 +189,9 @@ def main() -> int:
             with contextlib.suppress(BlockingIOError):
                 os.read(wake_fd, 4096)
     timer.stop()
-    log.info("timer ended", reason="SIGTERM")
     # after a failed start, supervisord would start the timer again although the broker has stopped
     time.sleep(max(0.0, started_at + START_S - time.monotonic()))
+    log.info("timer ended", reason="SIGTERM")
     return 0
 
 

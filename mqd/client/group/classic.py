@@ -55,22 +55,13 @@ from mqd.client.group.events import (
     Tick,
     TopicsKnown,
 )
-from mqd.client.group.membership import RESOLVE_AGAIN_MS, MembershipCore, State
+from mqd.client.group.membership import COORDINATOR_MOVED, RESOLVE_AGAIN_MS, MembershipCore, State
 from mqd.protocol.errors import ErrorCode, error_message, error_name
 from mqd.protocol.messages import HeartbeatRequest, JoinGroupRequest, LeaveGroupRequest, SyncGroupRequest
 
 JOIN, HEARTBEAT, LEAVE, SYNC = 11, 12, 13, 14
 JOIN_VERSION_MAX = 9
 PROTOCOL_TYPE = "consumer"
-_COORDINATOR_MOVED = frozenset(
-    {
-        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
-        ErrorCode.COORDINATOR_NOT_AVAILABLE,
-        ErrorCode.NOT_COORDINATOR,
-        ErrorCode.NETWORK_EXCEPTION,
-        ErrorCode.REQUEST_TIMED_OUT,
-    }
-)
 
 
 class ClassicSettings(msgspec.Struct, frozen=True):
@@ -87,8 +78,8 @@ class ClassicCore(MembershipCore):
     """`handle` is the only mutator. `epoch` is the generation."""
 
     def __init__(self, settings: ClassicSettings) -> None:
-        super().__init__("", -1)
-        self.settings: ClassicSettings = settings
+        super().__init__(settings, "", -1)
+        self.settings: ClassicSettings
         self.is_cooperative = settings.assignors[0] == COOPERATIVE
         self.counts: dict[str, int] = {}  # topic -> number of partitions
         self._sent_type: type | None = None
@@ -182,7 +173,7 @@ class ClassicCore(MembershipCore):
     def _on_tick(self, is_polling: bool, now_ms: int, actions: list[Action]) -> None:
         if is_polling:
             self._on_polled(now_ms)
-        if self._becomes_stale(now_ms, actions):
+        if self._leave_if_not_polled(now_ms, actions):
             if self.member_id and self.settings.instance_id is None:
                 self._send(LEAVE, self._leave_request(), actions)
             self.request_under_way, self.member_id = None, ""
@@ -276,7 +267,7 @@ class ClassicCore(MembershipCore):
             self._failures, self._heartbeat_due_ms = 0, now_ms + self.settings.heartbeat_interval_ms
 
     def _on_error(self, code: int, message: Any, now_ms: int, actions: list[Action]) -> None:
-        if code in _COORDINATOR_MOVED:
+        if code in COORDINATOR_MOVED:
             if self.state is State.SYNCING:
                 self._rejoin(now_ms)
             self._retry_later(now_ms)
@@ -288,7 +279,7 @@ class ClassicCore(MembershipCore):
             if code == ErrorCode.UNKNOWN_MEMBER_ID:
                 self.member_id = ""
             self.epoch, self._must_join = -1, False
-            self._lose_partitions(now_ms)
+            self._lose_membership(now_ms)
         else:
             self._fail(code, f"{error_name(code)}: {error_message(code)}", actions)
 
@@ -447,7 +438,7 @@ class ClassicCore(MembershipCore):
 
     def _set_next_ms(self) -> None:
         times = [self._refresh_due_ms] if self._refresh_due_ms is not None else []
-        if self.state in (State.JOINING, State.LEADING, State.SYNCING, State.MEMBER):
+        if self._must_poll:
             times.append(self._poll_deadline_ms())
         if self.request_under_way is None:
             if self._sends_heartbeats:
@@ -459,12 +450,9 @@ class ClassicCore(MembershipCore):
         self.next_ms = min(times) if times else None
 
     def check(self) -> None:
-        if self.action_under_way is not None:
-            assert self.action_under_way[1] <= self.owned, "C1"
+        super().check()
         if self._sent_type is JoinGroupRequest and self.request_under_way is not None and not self.is_cooperative:
             assert not self.owned, "C3"
-        if self.state is State.IDLE:
-            assert not self.owned and self.action_under_way is None, "C2"
         if self._sends_heartbeats:
             assert self.epoch >= 0 and self.member_id, "C5"
             if self.request_under_way is None:

@@ -49,7 +49,7 @@ from mqd.client.group.events import (
     Tick,
     TopicsKnown,
 )
-from mqd.client.group.membership import RESOLVE_AGAIN_MS, MembershipCore, State
+from mqd.client.group.membership import COORDINATOR_MOVED, RESOLVE_AGAIN_MS, MembershipCore, State
 from mqd.protocol.errors import ErrorCode, error_message, error_name
 from mqd.protocol.messages import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
 
@@ -59,15 +59,6 @@ RELEASE_WAIT_MS = 60_000
 LEAVE_EPOCH, LEAVE_STATIC_EPOCH = -1, -2
 
 _TopicPartitions = ConsumerGroupHeartbeatRequest.TopicPartitions
-_RETRIED = frozenset(
-    {
-        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
-        ErrorCode.COORDINATOR_NOT_AVAILABLE,
-        ErrorCode.NOT_COORDINATOR,
-        ErrorCode.NETWORK_EXCEPTION,
-        ErrorCode.REQUEST_TIMED_OUT,
-    }
-)
 _FENCED = frozenset({ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID})
 # reported to the application and retried: permission may be granted later
 _REPORTED = frozenset({ErrorCode.TOPIC_AUTHORIZATION_FAILED})
@@ -88,8 +79,8 @@ class ConsumerProtocolCore(MembershipCore):
     """`handle` is the only mutator."""
 
     def __init__(self, settings: Settings) -> None:
-        super().__init__(settings.member_id, 0)
-        self.settings: Settings = settings
+        super().__init__(settings, settings.member_id, 0)
+        self.settings: Settings
         self.names: dict[bytes, str] = {}  # topic id -> name
         self._sent_subscription: Subscribe | None = None
         self._must_report_all = True
@@ -177,7 +168,7 @@ class ConsumerProtocolCore(MembershipCore):
     def _on_tick(self, is_polling: bool, now_ms: int, actions: list[Action]) -> None:
         if is_polling:
             self._on_polled(now_ms)
-        if self._becomes_stale(now_ms, actions):
+        if self._leave_if_not_polled(now_ms, actions):
             self._send(self._empty_heartbeat(self._leave_epoch), actions)
 
     def _on_done(self, now_ms: int) -> None:
@@ -206,7 +197,7 @@ class ConsumerProtocolCore(MembershipCore):
         if self.state is State.LEAVING and number != self._leave_request_number:
             self._on_heartbeat_while_leaving(message, now_ms)
         elif self.state is State.LEAVING:
-            if message.error_code in _RETRIED:
+            if message.error_code in COORDINATOR_MOVED:
                 self._retry_later(now_ms)
                 return
             self._finish_leaving(now_ms, actions)
@@ -250,11 +241,11 @@ class ConsumerProtocolCore(MembershipCore):
                 self._must_report_owned = True
 
     def _on_error(self, code: int, text: str | None, now_ms: int, actions: list[Action]) -> None:
-        if code in _RETRIED:
+        if code in COORDINATOR_MOVED:
             self._retry_later(now_ms)
         elif code in _FENCED:
             self.epoch = 0
-            self._lose_partitions(now_ms)
+            self._lose_membership(now_ms)
         elif code == ErrorCode.UNRELEASED_INSTANCE_ID and self._may_wait_for_release(now_ms):
             self._retry_later(now_ms)
         elif code == ErrorCode.INVALID_REGULAR_EXPRESSION:
@@ -405,7 +396,7 @@ class ConsumerProtocolCore(MembershipCore):
     def _set_next_ms(self) -> None:
         times = [self._resolve_due_ms] if self._resolve_due_ms is not None else []
         must_leave = self.state is State.LEAVING and self.action_under_way is None and not self._has_sent_leave
-        if self.state in (State.JOINING, State.MEMBER):
+        if self._must_poll:
             times.append(self._poll_deadline_ms())
             if self.request_under_way is None:
                 times.append(self._due_ms)
@@ -414,13 +405,9 @@ class ConsumerProtocolCore(MembershipCore):
         self.next_ms = min(times) if times else None
 
     def check(self) -> None:
-        if self.action_under_way is not None:
-            action_type, partitions = self.action_under_way
-            assert partitions <= self.owned, "M1"
+        super().check()
         if self.state is State.JOINING:
             assert self.epoch == 0 and not self.owned and self.action_under_way is None, "M3"
-        if self.state is State.IDLE:
-            assert not self.owned and self.action_under_way is None, "M4"
         if self.state in (State.LOST, State.FATAL, State.STALE):
             assert not self.owned or self.action_under_way is not None, "M4"
         if self.state in (State.JOINING, State.MEMBER) and self.request_under_way is None:

@@ -8,9 +8,19 @@ import enum
 from typing import Any, Protocol
 
 from mqd.client.group.events import Action, Assign, Lost, Partitions, Problem, Revoke, Subscribe
+from mqd.protocol.errors import ErrorCode
 
 BACKOFF_FIRST_MS, BACKOFF_MAX_MS = 100, 1_000
 RESOLVE_AGAIN_MS = 500
+COORDINATOR_MOVED = frozenset(
+    {
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.NOT_COORDINATOR,
+        ErrorCode.NETWORK_EXCEPTION,
+        ErrorCode.REQUEST_TIMED_OUT,
+    }
+)
 MAX_POLL_EXCEEDED = -147  # librdkafka's code
 
 
@@ -26,9 +36,6 @@ class State(enum.Enum):
     FATAL = "ended by a fatal error"
 
 
-_POLL_REQUIRED = (State.JOINING, State.LEADING, State.SYNCING, State.MEMBER)
-
-
 class MembershipSettings(Protocol):
     @property
     def max_poll_interval_ms(self) -> int: ...
@@ -39,9 +46,8 @@ class MembershipCore:
     id, index).
     """
 
-    settings: MembershipSettings
-
-    def __init__(self, member_id: str, epoch: int) -> None:
+    def __init__(self, settings: MembershipSettings, member_id: str, epoch: int) -> None:
+        self.settings = settings
         self.member_id = member_id
         self.epoch = epoch  # or generation
         self.state = State.IDLE
@@ -52,7 +58,7 @@ class MembershipCore:
         self.action_under_way: tuple[type, set[Any]] | None = None  # its type and partitions
         self.next_ms: int | None = None
         self._request_number = 0
-        self._due_ms = 0  # when the next request (classic: but no heartbeat) is due
+        self._due_ms = 0  # when the next request is due; classic: JoinGroup, LeaveGroup or, in LEADING, Resolve
         self._failures = 0  # requests without a usable response, one after the other
         self._polled_ms = 0
         self._must_report_left = False
@@ -83,22 +89,22 @@ class MembershipCore:
 
     def _on_polled(self, now_ms: int) -> None:
         self._polled_ms = now_ms
-        if (
-            self.state is State.STALE
-            and self.action_under_way is None
-            and not self.owned
-            and self.subscription is not None
-        ):
+        if self.state is State.STALE and self.action_under_way is None:
             self._begin_joining(now_ms)
+
+    @property
+    def _must_poll(self) -> bool:
+        """Whether the member leaves if the application does not poll."""
+        return self.state in (State.JOINING, State.LEADING, State.SYNCING, State.MEMBER)
 
     def _poll_deadline_ms(self) -> int:
         return self._polled_ms + self.settings.max_poll_interval_ms
 
-    def _becomes_stale(self, now_ms: int, actions: list[Action]) -> bool:
-        """Whether the application has not polled for too long. The state is STALE then, and the caller
-        leaves the group.
+    def _leave_if_not_polled(self, now_ms: int, actions: list[Action]) -> bool:
+        """If the application has not polled for too long: becomes STALE and returns True. The caller sends
+        the request to leave.
         """
-        if self.state not in _POLL_REQUIRED or now_ms < self._poll_deadline_ms():
+        if not self._must_poll or now_ms < self._poll_deadline_ms():
             return False
         text = (
             f"Application maximum poll interval ({self.settings.max_poll_interval_ms}ms) exceeded: leaving the group;"
@@ -122,15 +128,11 @@ class MembershipCore:
         """Joins again if this former member has released its partitions. The application polls: poll()
         has carried out Lost.
         """
-        if self.state not in (State.LOST, State.STALE) or self.owned:
-            return
-        if self.subscription is None:
-            self.state = State.IDLE
-        else:
+        if self.state in (State.LOST, State.STALE) and not self.owned:
             self._begin_joining(now_ms)
 
-    def _lose_partitions(self, now_ms: int) -> None:
-        """This member is no longer in the group."""
+    def _lose_membership(self, now_ms: int) -> None:
+        """The member is no longer in the group: joins again when the application has released everything."""
         self.target = None
         if self.owned or self.action_under_way is not None:
             self.state = State.LOST
@@ -147,3 +149,11 @@ class MembershipCore:
     ) -> None:
         self.action_under_way = action_type, partitions
         actions.append(action_type(self._to_partitions(partitions)))
+
+    def check(self) -> None:
+        if self.action_under_way is not None:
+            assert self.action_under_way[1] <= self.owned, "an action concerns partitions that the application has"
+        if self.state is State.IDLE:
+            assert not self.owned and self.action_under_way is None, "the application has nothing to release"
+        if self.state in (State.LOST, State.STALE):
+            assert self.subscription is not None, "the member joins again"

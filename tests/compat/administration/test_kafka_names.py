@@ -41,7 +41,7 @@ def test_brokers(kafka_tools: KafkaTools) -> None:
         "zookeeper.",
     }
     of_topics = {"local.retention."}
-    # jaas.config of a mechanism stands behind a listener's name
+    # jaas.config of a mechanism follows a listener's name
     assert {name for name in unused if not name.endswith(".sasl.jaas.config")} == of_older_kafka | of_topics
 
 

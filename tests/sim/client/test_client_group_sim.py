@@ -59,7 +59,7 @@ def test_histories_reach_rare_cases() -> None:
 
 
 def keeps_what_it_had_when_fenced(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ConsumerProtocolCore, "_lose_partitions", lambda self, now_ms: self._begin_joining(now_ms))
+    patch.setattr(ConsumerProtocolCore, "_lose_membership", lambda self, now_ms: self._begin_joining(now_ms))
     patch.setattr(ConsumerProtocolCore, "check", lambda self: None)
 
 

@@ -542,7 +542,7 @@ class ModelWorker:
         place = self.places.get(partition)
         if place is not None and place.core.leading:
             now_ms = self._now_ms()
-            self._moved(place, place.core.answered(sequence, leader_epoch, error, now_ms, now_ms + REPEAT_MS))
+            self._moved(place, place.core.answered(sequence, leader_epoch, error, now_ms + REPEAT_MS))
 
     def _look(self) -> None:
         """Periodically: which followers lag, which requests had no response."""

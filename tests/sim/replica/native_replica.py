@@ -131,7 +131,7 @@ class NativeReplica:
         members = tuple([(out.node_id[place], out.member_broker_epoch[place]) for place in range(out.member_count)])
         return Proposal(out.sequence, out.broker_epoch, out.leader_epoch, out.partition_epoch, members)
 
-    def answered(self, sequence: int, leader_epoch: int, error: int, now_ms: int, again_ms: int) -> int:
+    def answered(self, sequence: int, leader_epoch: int, error: int, again_ms: int) -> int:
         return lib.mqd_replica_on_proposal_response(self.native, sequence, leader_epoch, error, again_ms)
 
     # -- the follower ------------------------------------------------------------------------------

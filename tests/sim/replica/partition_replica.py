@@ -282,7 +282,7 @@ class ModelReplica:
                     expected.append((member.node, follower.broker_epoch))
         return tuple(expected)
 
-    def answered(self, sequence: int, leader_epoch: int, error: int, now_ms: int, again_ms: int) -> int:
+    def answered(self, sequence: int, leader_epoch: int, error: int, again_ms: int) -> int:
         """Success shows as a newer partition epoch, by assign()."""
         proposal = self.proposal
         if proposal is None or proposal.sequence != sequence or leader_epoch != self.leader_epoch:

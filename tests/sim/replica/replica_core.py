@@ -187,7 +187,7 @@ class Replica:
             else None
         )
 
-    def answered(self, sequence: int, leader_epoch: int, error: int, now_ms: int, again_ms: int) -> int:
+    def answered(self, sequence: int, leader_epoch: int, error: int, again_ms: int) -> int:
         return lib.mqd_replica_on_proposal_response(self.native, sequence, leader_epoch, error, again_ms)
 
     # -- the follower ------------------------------------------------------------------------------

@@ -190,9 +190,7 @@ class History:
             sequence = self.model.proposal.sequence - (self.random.random() < 0.1)
             error = self.random.choice([0, 0, 41, 55, 74, 95, 107])
             reported = sequence, self.leader_epoch - (self.random.random() < 0.1), error
-            assert self.core.answered(*reported, self.now_ms, self.now_ms + 20) == self.model.answered(
-                *reported, self.now_ms + 20
-            )
+            assert self.core.answered(*reported, self.now_ms + 20) == self.model.answered(*reported, self.now_ms + 20)
 
     def send_request(self) -> None:
         for acks_all in (False, True):
