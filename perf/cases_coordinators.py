@@ -157,20 +157,14 @@ def heartbeats(bench: Bench) -> None:
                 p99.setdefault((what, where), []).append(value)
     bench.add("5,000 heartbeats/s, CPU of the acceptor", "% of a core", share, 40.0)
     bench.add("5,000 heartbeats/s, p99 of a heartbeat", "ms", late)
+    places = {"without": "without heartbeats", "elsewhere": "heartbeats at another broker", "with": "with heartbeats"}
     for what in ("produce", "end_to_end"):
-        for where, values in ((where, p99[what, where]) for where in ("without", "elsewhere", "with")):
-            bench.add(
-                (
-                    f"p99 of {what.replace('_', ' ')}, {where} heartbeats"
-                    if where != "elsewhere"
-                    else f"p99 of {what.replace('_', ' ')}, heartbeats at another broker"
-                ),
-                "µs",
-                values,
-            )
+        words = what.replace("_", " ")
+        for where, place in places.items():
+            bench.add(f"p99 of {words}, {place}", "µs", p99[what, where])
         ratio = [one / same for one, same in zip(p99[what, "with"], p99[what, "elsewhere"], strict=True)]
         bench.add(
-            f"p99 of {what.replace('_', ' ')} with 5,000 heartbeats/s, as a multiple of that with them at another broker",
+            f"p99 of {words} with 5,000 heartbeats/s, as a multiple of that with them at another broker",
             "times",
             ratio,
             1.2,

@@ -55,7 +55,8 @@ from mqd.client.group.events import (
     Tick,
     TopicsKnown,
 )
-from mqd.client.group.membership import COORDINATOR_MOVED, RESOLVE_AGAIN_MS, MembershipCore, State
+from mqd.client.group.membership import RESOLVE_AGAIN_MS, MembershipCore, State
+from mqd.client.retrying import COORDINATOR_RETRIED
 from mqd.protocol.errors import ErrorCode, error_message, error_name
 from mqd.protocol.messages import HeartbeatRequest, JoinGroupRequest, LeaveGroupRequest, SyncGroupRequest
 
@@ -267,7 +268,7 @@ class ClassicCore(MembershipCore):
             self._failures, self._heartbeat_due_ms = 0, now_ms + self.settings.heartbeat_interval_ms
 
     def _on_error(self, code: int, message: Any, now_ms: int, actions: list[Action]) -> None:
-        if code in COORDINATOR_MOVED:
+        if code in COORDINATOR_RETRIED:
             if self.state is State.SYNCING:
                 self._rejoin(now_ms)
             self._retry_later(now_ms)

@@ -49,7 +49,8 @@ from mqd.client.group.events import (
     Tick,
     TopicsKnown,
 )
-from mqd.client.group.membership import COORDINATOR_MOVED, RESOLVE_AGAIN_MS, MembershipCore, State
+from mqd.client.group.membership import RESOLVE_AGAIN_MS, MembershipCore, State
+from mqd.client.retrying import COORDINATOR_RETRIED
 from mqd.protocol.errors import ErrorCode, error_message, error_name
 from mqd.protocol.messages import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
 
@@ -197,7 +198,7 @@ class ConsumerProtocolCore(MembershipCore):
         if self.state is State.LEAVING and number != self._leave_request_number:
             self._on_heartbeat_while_leaving(message, now_ms)
         elif self.state is State.LEAVING:
-            if message.error_code in COORDINATOR_MOVED:
+            if message.error_code in COORDINATOR_RETRIED:
                 self._retry_later(now_ms)
                 return
             self._finish_leaving(now_ms, actions)
@@ -241,7 +242,7 @@ class ConsumerProtocolCore(MembershipCore):
                 self._must_report_owned = True
 
     def _on_error(self, code: int, text: str | None, now_ms: int, actions: list[Action]) -> None:
-        if code in COORDINATOR_MOVED:
+        if code in COORDINATOR_RETRIED:
             self._retry_later(now_ms)
         elif code in _FENCED:
             self.epoch = 0

@@ -8,19 +8,9 @@ import enum
 from typing import Any, Protocol
 
 from mqd.client.group.events import Action, Assign, Lost, Partitions, Problem, Revoke, Subscribe
-from mqd.protocol.errors import ErrorCode
+from mqd.client.retrying import backoff_ms
 
-BACKOFF_FIRST_MS, BACKOFF_MAX_MS = 100, 1_000
 RESOLVE_AGAIN_MS = 500
-COORDINATOR_MOVED = frozenset(
-    {
-        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
-        ErrorCode.COORDINATOR_NOT_AVAILABLE,
-        ErrorCode.NOT_COORDINATOR,
-        ErrorCode.NETWORK_EXCEPTION,
-        ErrorCode.REQUEST_TIMED_OUT,
-    }
-)
 MAX_POLL_EXCEEDED = -147  # librdkafka's code
 
 
@@ -142,7 +132,7 @@ class MembershipCore:
     def _backoff_ms(self) -> int:
         """How long to wait after another failure."""
         self._failures += 1
-        return min(BACKOFF_MAX_MS, BACKOFF_FIRST_MS << min(self._failures - 1, 10))
+        return backoff_ms(self._failures)
 
     def _start_action(
         self, action_type: type[Assign | Revoke | Lost], partitions: set[Any], actions: list[Action]

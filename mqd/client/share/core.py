@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from mqd.client import requests
 from mqd.client.messages import KafkaError, KafkaException
 from mqd.client.requests import TopicInfo
+from mqd.client.retrying import COORDINATOR_MOVED, backoff_ms
 from mqd.client.share import records
 from mqd.client.share.events import (
     ACCEPT,
@@ -35,13 +36,12 @@ from mqd.client.share.events import (
     TopicIdPartition,
     TopicPartitionKey,
 )
-from mqd.client.share.membership import COORDINATOR_MOVED, Membership
+from mqd.client.share.membership import Membership
 from mqd.client.share.session import SESSION_LOST, SHARE_ACKNOWLEDGE, SHARE_FETCH, Results, Session
 from mqd.protocol.errors import ErrorCode, ProtocolError, error_message, error_name
 from mqd.protocol.messages import FindCoordinatorRequest
 
 SHARE_GROUP_HEARTBEAT = 76
-BACKOFF_FIRST_MS, BACKOFF_MAX_MS = 100, 1_000
 PROBLEMS_MAX = 100
 NEVER_MS = 1 << 62
 ONE_LEADER_WAIT_MS = 50  # with strict limits and several leaders: how long one of them may park the request
@@ -256,7 +256,7 @@ class ShareCore:
 
     def _back_off(self, retry_key: str | int, now_ms: int) -> None:
         failures = self._failures[retry_key] = self._failures.get(retry_key, 0) + 1
-        self._retry_ms[retry_key] = now_ms + min(BACKOFF_MAX_MS, BACKOFF_FIRST_MS << min(failures - 1, 10))
+        self._retry_ms[retry_key] = now_ms + backoff_ms(failures)
 
     def _reset_backoff(self, retry_key: str | int) -> None:
         self._failures.pop(retry_key, None)

@@ -15,20 +15,14 @@ from __future__ import annotations
 
 import enum
 
+from mqd.client.group.membership import MAX_POLL_EXCEEDED
+from mqd.client.retrying import COORDINATOR_RETRIED, backoff_ms
 from mqd.client.share.events import Problem, TopicIdPartition
 from mqd.protocol.errors import ErrorCode, error_message, error_name
 from mqd.protocol.messages import ShareGroupHeartbeatRequest, ShareGroupHeartbeatResponse
 
-BACKOFF_FIRST_MS, BACKOFF_MAX_MS = 100, 1_000
 INTERVAL_FIRST_MS = 5_000  # until the coordinator has sent an interval
 JOIN_EPOCH, LEAVE_EPOCH = 0, -1
-MAX_POLL_EXCEEDED = -147  # librdkafka's code
-COORDINATOR_MOVED = frozenset({ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR})
-_RETRIED = COORDINATOR_MOVED | {
-    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
-    ErrorCode.NETWORK_EXCEPTION,
-    ErrorCode.REQUEST_TIMED_OUT,
-}
 _FENCED = frozenset({ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID})
 # reported to the application and retried: permission may be granted later
 _REPORTED = frozenset({ErrorCode.TOPIC_AUTHORIZATION_FAILED})
@@ -124,14 +118,14 @@ class Membership:
     def _retry_later(self, now_ms: int) -> None:
         """Sends all fields again later, because the coordinator may not have received the last request."""
         self._sent_topics = None
-        self._due_ms = now_ms + min(BACKOFF_MAX_MS, BACKOFF_FIRST_MS << min(self._failures, 10))
         self._failures += 1
+        self._due_ms = now_ms + backoff_ms(self._failures)
 
     def on_response(self, response: ShareGroupHeartbeatResponse, epoch_sent: int, now_ms: int) -> Problem | None:
         self.is_heartbeat_under_way = False
         code = response.error_code
         if epoch_sent == LEAVE_EPOCH:
-            if code in _RETRIED and self.state in (State.LEAVING, State.STALE):
+            if code in COORDINATOR_RETRIED and self.state in (State.LEAVING, State.STALE):
                 self._retry_later(now_ms)
             elif self.state in (State.LEAVING, State.STALE):
                 self._has_left, self._due_ms = True, None
@@ -153,7 +147,7 @@ class Membership:
         return None
 
     def _on_error(self, code: int, text: str | None, now_ms: int) -> Problem | None:
-        if code in _RETRIED:
+        if code in COORDINATOR_RETRIED:
             self._retry_later(now_ms)
             return None
         if code in _FENCED:

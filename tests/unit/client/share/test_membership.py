@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from mqd.client.share.membership import BACKOFF_FIRST_MS, LEAVE_EPOCH, MAX_POLL_EXCEEDED, Membership, State
+from mqd.client.group.membership import MAX_POLL_EXCEEDED
+from mqd.client.retrying import BACKOFF_FIRST_MS
+from mqd.client.share.membership import LEAVE_EPOCH, Membership, State
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import ShareGroupHeartbeatResponse as Response
 
