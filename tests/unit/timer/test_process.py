@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import configparser
+import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,12 +16,12 @@ import pytest
 from mqd.base import paths, schedule_files
 from mqd.base.schedule_files import PartitionStatus, Schedules, ScheduleTopic
 from mqd.timer import partition
-from mqd.timer.__main__ import ENDING_S, IDLE_S, START_S, STATUS_S, Timer
+from mqd.timer.__main__ import ENDING_S, IDLE_S, STATUS_S, Timer
 from mqd.timer.core import START, Progress
 from mqd.timer.index import Entry, Index
 from mqd.timer.progress import CHANGE_COUNT_MAX, Change, Delays, parse_progress, progress_text
 from mqd.timer.storage import Directory
-from tests.polling import PATIENCE_S
+from tests.polling import PATIENCE_S, eventually
 
 TOPIC, OTHER = b"t" * 16, b"o" * 16
 
@@ -203,7 +205,15 @@ def test_an_index_on_disk(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_an_exit_after_sigterm_is_no_failed_start_for_supervisord() -> None:
+def test_a_stop_right_after_the_start_is_no_failed_start_for_supervisord(tmp_path: Path) -> None:
     supervisord = configparser.RawConfigParser()
     supervisord.read(Path(schedule_files.__file__).parents[1] / "supervisord.conf")
-    assert supervisord["program:mqd-timer"].getfloat("startsecs") == START_S
+    run_dir = paths.layout(tmp_path).run_dir
+    run_dir.mkdir(parents=True)
+    began_s = time.monotonic()
+    environment = {**os.environ, "MQD_DATA_DIR": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-P", "-m", "mqd.timer"], env=environment) as process:
+        eventually(lambda: schedule_files.timer_process(run_dir))
+        schedule_files.end_timer(run_dir)
+        assert process.wait(PATIENCE_S) == 0
+    assert time.monotonic() - began_s >= supervisord["program:mqd-timer"].getfloat("startsecs")
