@@ -96,7 +96,10 @@ async def run(client: KeeperClient, layout: paths.Layout) -> int:
             broker.coordinators.on_metadata(message)
         timer.on_metadata(message)
 
-    controller = ControllerClient(layout.controller_socket, client.generation, on_metadata)
+    def in_service() -> bool:
+        return metadata.has_broker_in_service(broker.node_id, client.control.generation)
+
+    controller = ControllerClient(layout.controller_socket, client.generation, on_metadata, in_service)
     broker = Broker(client.config, _listeners(client), metadata, controller, client.control)
     timer = TimerStarter(client.config, metadata, broker.node_id, layout.run_dir, start_by_supervisord)
     broker.quotas = native.Quotas(client.control)

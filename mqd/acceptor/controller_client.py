@@ -4,8 +4,10 @@
 
 The controller may be restarted at any time. A change in flight then has an unknown outcome: it is
 answered with REQUEST_TIMED_OUT, never with a definite failure. A change that could not be sent is
-sent when the controller is back, or times out too. Bounds: REQUESTS_MAX changes in flight, further ones
-are refused; MESSAGE_BYTES_MAX per message.
+sent when the controller is back, or times out too. New partitions that are requested before any
+broker is in service wait as well: the controller would refuse them, with an error that clients do
+not retry. Bounds: REQUESTS_MAX changes in flight, further ones are refused; MESSAGE_BYTES_MAX per
+message.
 """
 
 import asyncio
@@ -55,13 +57,22 @@ class MetadataFault(Exception):
 
 class ControllerClient:
     """`on_metadata` is called with every metadata message, in order, and before any response that
-    follows the message is delivered.
+    follows the message is delivered. `in_service`: whether these messages show a broker in service;
+    not called again after it has returned True.
     """
 
-    def __init__(self, path: Path, generation: int, on_metadata: Callable[[MetadataMessage], None]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        generation: int,
+        on_metadata: Callable[[MetadataMessage], None],
+        in_service: Callable[[], bool],
+    ) -> None:
         self._path = path
         self._subscribe_message = messages.Subscribe("acceptor", 0, generation)
         self._on_metadata = on_metadata
+        self._in_service = in_service
+        self._was_in_service = False
         self._writer: asyncio.StreamWriter | None = None
         self._unsent: dict[int, messages.Request] = {}
         self._pending: dict[int, asyncio.Future[messages.Response]] = {}  # also those in _unsent
@@ -75,7 +86,7 @@ class ControllerClient:
         request_id = self._request_id
         response_future = self._pending[request_id] = asyncio.get_running_loop().create_future()
         request = messages.Request(request_id, change, validate_only)
-        if self._writer is not None and not self._writer.is_closing():
+        if self._writer is not None and not self._writer.is_closing() and self._may_send(change):
             self._write(request)
         else:
             self._unsent[request_id] = request
@@ -85,7 +96,7 @@ class ControllerClient:
         except TimeoutError:
             never_sent = self._unsent.pop(request_id, None) is not None
             text = (
-                "The controller cannot be reached; nothing was changed."
+                "The controller cannot be reached, or no broker is in service; nothing was changed."
                 if never_sent
                 else "The controller has not answered in time; the change may still take effect."
             )
@@ -116,7 +127,6 @@ class ControllerClient:
             await asyncio.sleep(pause_s)
 
     async def _receive(self, reader: asyncio.StreamReader) -> None:
-        subscribed = False
         while True:
             size = int.from_bytes(await reader.readexactly(4), "big")
             if size > MESSAGE_BYTES_MAX:
@@ -134,9 +144,8 @@ class ControllerClient:
             elif not isinstance(message, messages.Command | messages.InSyncResponse):
                 self._apply(message)
                 self._write(messages.Applied(message.version, {}))
-            if not subscribed:
-                subscribed = True
-                self._send_unsent()
+            self._was_in_service = self._was_in_service or self._in_service()
+            self._send_unsent()
 
     def _apply(self, message: MetadataMessage) -> None:
         """Raises MetadataFault, which ends run(): the error would recur with the next connection."""
@@ -146,10 +155,14 @@ class ControllerClient:
             log.exception("a message from the controller cannot be processed")
             raise MetadataFault(repr(error)) from error
 
+    def _may_send(self, change: messages.Change) -> bool:
+        return self._was_in_service or not isinstance(change, messages.CreateTopic | messages.AddPartitions)
+
     def _send_unsent(self) -> None:
-        unsent, self._unsent = self._unsent, {}
-        for request in unsent.values():
-            self._write(request)
+        for request_id, request in list(self._unsent.items()):
+            if self._may_send(request.change):
+                del self._unsent[request_id]
+                self._write(request)
 
     def _fail_sent(self) -> None:
         text = "The controller was restarted while the change was under way; it may or may not have taken effect."

@@ -320,6 +320,15 @@ class Metadata:
         broker = self.brokers.get(node_id)
         return broker is not None and not broker.fenced
 
+    def has_broker_in_service(self, node_id: int, incarnation: int) -> bool:
+        """Whether the controller has admitted a broker. `node_id`, `incarnation`: this host's, whose
+        entry is an old one until it has registered again.
+        """
+        return any(
+            not broker.fenced and (broker.node_id != node_id or broker.incarnation == incarnation)
+            for broker in self.brokers.values()
+        )
+
     @property
     def is_single_host(self) -> bool:
         """Whether no other host has ever joined this one, or all of them have left."""

@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 
 from mqd.base import paths
+from mqd.protocol.messages import CreateTopicsRequest
 from mqd.shm import locks, segments
 from mqd.shm.tools import KeeperConnection
 from tests import broker
+from tests.kafka_connection import KafkaConnection
 from tests.polling import PATIENCE_S, eventually
 from tests.ports import free_port
 from tests.preloaded import COMMAND, PRELOADED
@@ -23,6 +25,7 @@ from tests.tiers import quick
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(("MQD_", "SUPERVISOR_"))}
 FAST = ("--workers", "2")
+CREATE_TOPICS = 19
 
 
 def mqd(*arguments: object, **environment: str) -> subprocess.CompletedProcess:
@@ -135,6 +138,29 @@ def test_one_line_when_it_serves_and_a_clean_end(start, number):
     assert up.errors.read_text() == ""
     assert _ended(pids.values())
     _nothing_left(up)
+
+
+def test_a_client_that_connects_first_creates_a_topic(start):
+    """The broker accepts connections some milliseconds before the controller has admitted it. Without
+    a wait it would refuse the topic then, because no broker could hold it."""
+    for name in ("new", "after a stop"):
+        up = start(executed=True)
+        topic = CreateTopicsRequest.Topic(name=name.replace(" ", "-"), num_partitions=1, replication_factor=1)
+        with _connect_at_once(up.port) as connection:
+            created = connection.call(CREATE_TOPICS, 5, CreateTopicsRequest(topics=[topic], timeout_ms=30_000))
+        assert (created.topics[0].error_code, created.topics[0].error_message) == (0, None), name
+        up.end()
+
+
+def _connect_at_once(port: int) -> KafkaConnection:
+    """Tries every millisecond: eventually() would often be too late."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return KafkaConnection("127.0.0.1", port)
+        except ConnectionRefusedError:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
 
 
 def test_nohup_is_respected(start, tmp_path):

@@ -82,7 +82,7 @@ def test_the_acceptor_ends_when_it_cannot_take_metadata(
     async def run() -> None:
         async with await asyncio.start_unix_server(serve, str(tmp_path / "socket")):
             with pytest.raises(MetadataFault):
-                await ControllerClient(tmp_path / "socket", 1, on_metadata).run()
+                await ControllerClient(tmp_path / "socket", 1, on_metadata, lambda: True).run()
 
     asyncio.run(asyncio.wait_for(run(), 30))
     assert len(log.tracebacks) == 1 and not log.warnings

@@ -21,7 +21,7 @@ from mqd.base.property_values import ConfigError
 from mqd.security import python_tls, tls_files
 from tests.certificates import Authority
 from tests.ports import free_port
-from tests.unit.acceptor.test_metrics_server import Decided
+from tests.unit.acceptor.metrics.test_metrics_server import Decided
 
 SECRET = "0123456789abcdef-token"
 PAGE = b"# page\n" * 50_000  # larger than a TLS record, and than a socket's buffer
