@@ -19,9 +19,16 @@ class KafkaProtocolPeer(Peer):
         raise NotImplementedError
 
     def is_ready(self) -> bool:
+        """Whether it lists all brokers and would create a topic with a replica on each: a broker may
+        answer before the controller has admitted it.
+        """
+        topic = CreateTopicsRequest.Topic(name="ready", num_partitions=1, replication_factor=self.brokers)
+        request = CreateTopicsRequest(topics=[topic], timeout_ms=2000, validate_only=True)
         try:
             with KafkaConnection("127.0.0.1", self.port, timeout_s=2) as kafka:
-                return len(kafka.call(METADATA, 5, MetadataRequest(topics=[])).brokers) == self.brokers
+                if len(kafka.call(METADATA, 5, MetadataRequest(topics=[])).brokers) != self.brokers:
+                    return False
+                return kafka.call(CREATE_TOPICS, 5, request).topics[0].error_code == 0
         except ConnectionEnded:  # it listens but does not serve yet
             return False
 
