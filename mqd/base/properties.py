@@ -305,7 +305,8 @@ _TOPICS = r"""
 num.partitions: int >=1 <=16384 = 1
     Number of partitions of a topic that is created without a partition count.
 default.replication.factor: int >=-1 <=32767 = -1
-    Number of replicas of a topic that is created without a replication factor. -1: one on each host, at most 3.
+    Number of replicas of a topic that is created without a replication factor. -1: one on each host,
+    at most 3. Hosts that are down count; hosts being drained do not.
 min.insync.replicas: int >=-1 dynamic = -1
     Number of replicas that must have a record before an acks=all request is acknowledged (Kafka:
     1). -1: 2 for new topics of three replicas or more, else 1. DescribeConfigs shows the effective

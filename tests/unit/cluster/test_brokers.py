@@ -361,6 +361,28 @@ def test_new_replicas_go_to_fenced_brokers_only_where_the_live_ones_do_not_suffi
     assert all(len(partition.in_sync_replicas) == 4 for partition in partitions(world, "wide"))
 
 
+def test_the_default_replication_factor_counts_hosts_that_are_down() -> None:
+    """A topic created during a restart of its hosts would keep fewer replicas permanently."""
+    world = World(7, 3)
+    world.settle(20)
+    world.crash(world.active % 3 + 1)
+    run(world, OPTIONS.session_ms + 2_000)
+    down = [node for node, broker in world.unlogged.brokers.items() if broker.fenced]
+    assert len(down) == 1
+    client = world.request(messages.CreateTopic("created", 4, -1, {}, {}), node=world.active)
+    run(world, 300)
+    assert world.answers[client].error == 0
+    for partition in partitions(world, "created"):
+        assert len(partition.replicas) == 3 and partition.replicas[0] not in down
+        assert set(partition.in_sync_replicas) == {1, 2, 3} - set(down)
+    world.restart(down[0])
+    run(world, 6_000)
+    assert all(len(partition.in_sync_replicas) == 3 for partition in partitions(world, "created"))
+    assert world.send_request(messages.DrainBroker(down[0])).error == 0
+    assert world.send_request(messages.CreateTopic("narrow", 1, -1, {}, {})).error == 0
+    assert set(partitions(world, "narrow")[0].replicas) == {1, 2, 3} - set(down)
+
+
 def test_a_drained_host_holds_nothing_and_takes_nothing(world: World) -> None:
     assert world.send_request(messages.DrainBroker(2)).error == 0
     run(world, 20_000, 500)

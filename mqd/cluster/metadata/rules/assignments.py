@@ -98,7 +98,9 @@ def automatic_assignments(
     if factor == -1:
         factor = rules.broker_number("default.replication.factor", config)
     if factor == COMPUTED:
-        factor = default_replication_factor(context.directories.usable_host_count(context.view.placement_nodes()))
+        # hosts that are down count: the topic will still have its replicas when they are back
+        hosts = [node for node, broker in state.brokers.items() if not broker.draining]
+        factor = default_replication_factor(context.directories.usable_host_count(hosts))
     check_replicas(factor)
     return spread(state, count, factor, context, change.name in INTERNAL_TOPICS)
 
