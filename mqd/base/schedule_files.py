@@ -5,6 +5,7 @@ replaced by a rename, so it can be read at any time.
     run/timer.json         timer -> acceptor: the state of each schedule, for the metrics page
     run/timer.wake         acceptor -> timer: a FIFO, written when schedules.json has changed
     run/timer.lock         locked by the timer as long as it runs, and touched when it starts
+    run/timer.end          keeper -> timer: exists while the broker is stopped; the timer ends
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-SCHEDULES, STATUS, WAKE, LOCK = "schedules.json", "timer.json", "timer.wake", "timer.lock"
+SCHEDULES, STATUS, WAKE, LOCK, END = "schedules.json", "timer.json", "timer.wake", "timer.lock", "timer.end"
 LATE_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 10.0)
 _FLOCK = struct.Struct("@hhqqi")
 # the broker's properties that the timer needs
@@ -129,10 +130,24 @@ def timer_process(run_dir: Path) -> tuple[int, int] | None:
         os.close(fd)
 
 
-def end_timer(run_dir: Path) -> None:
-    """Sends SIGTERM to the running timer, if any: a supervisord that also runs other programs does
-    not stop the timer when the broker stops.
+def allow_timer(run_dir: Path) -> None:
+    """Undoes end_timer(). Raises OSError."""
+    (run_dir / END).unlink(missing_ok=True)
+
+
+def may_run(run_dir: Path) -> bool:
+    """Whether the timer may run. A timer must register first: then either end_timer() finds it, or
+    this function returns False.
     """
+    return not (run_dir / END).exists()
+
+
+def end_timer(run_dir: Path) -> None:
+    """Ends the timer if it runs, or as soon as it has started: a supervisord that also runs other
+    programs does not stop the timer when the broker stops, and may have just started it.
+    """
+    with contextlib.suppress(OSError):  # a full disk
+        (run_dir / END).touch()
     timer = timer_process(run_dir)
     if timer is not None and timer[0] > 0:
         with contextlib.suppress(ProcessLookupError):

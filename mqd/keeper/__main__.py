@@ -65,6 +65,7 @@ def main() -> int:
     started_s = time.monotonic()
     supervisor_pid, supervisor_is_own = _supervisor()
     log = logging.setup("keeper")
+    from mqd.base import schedule_files
     from mqd.base.config import without_effect
     from mqd.keeper import loop, resources
     from mqd.keeper.identity import IdentityError
@@ -77,6 +78,7 @@ def main() -> int:
         paths.create(settings.places)
         _keep_directories_private(settings)
         keeper_resources = resources.make(settings)
+        schedule_files.allow_timer(settings.places.run_dir)
     except (OSError, ValueError, IdentityError, SegmentError) as error:
         log.error(
             f"the broker cannot start: {error.strerror if isinstance(error, OSError) and error.strerror else error}"

@@ -5,7 +5,7 @@ It is a client of the broker on its host, and runs as the broker's user. The acc
 through supervisord, when there is a topic with schedule.to, and publishes which partitions this
 host leads (mqd/base/schedule_files.py). It may be killed at any time.
 
-Exit status: 0 after SIGTERM, and when no schedule is left; otherwise 1.
+Exit status: 0 after SIGTERM, when the broker is stopped, and when no schedule is left; otherwise 1.
 """
 
 from __future__ import annotations
@@ -176,6 +176,9 @@ def main() -> int:
     except OSError as error:
         log.error("the timer cannot start, or another is running", reason=error.strerror)
         return 1
+    is_late = not schedule_files.may_run(layout.run_dir)
+    if is_late:
+        stopping.set()
     from mqd.native import core  # noqa: F401  # before confinement: in tests the import opens a file
 
     log.info("process confined", in_force=confinement.confine(config, layout))
@@ -191,7 +194,7 @@ def main() -> int:
     timer.stop()
     # after a failed start, supervisord would start the timer again although the broker has stopped
     time.sleep(max(0.0, started_at + START_S - time.monotonic()))
-    log.info("timer ended", reason="SIGTERM")
+    log.info("timer ended", reason="the broker is stopped" if is_late else "SIGTERM")
     return 0
 
 

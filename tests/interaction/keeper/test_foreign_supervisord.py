@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mqd.base import paths
+from mqd.base import paths, schedule_files
 from mqd.shm import locks
 from mqd.shm.attach import KeeperError
 from mqd.shm.tools import KeeperConnection
@@ -171,10 +171,12 @@ def test_the_timer_ends_with_the_broker(supervisord):
     supervisord.ctl("stop", "mqd-keeper")
     supervisord.ended(pids)
     assert set(supervisord.states().values()) == {"RUNNING", "EXITED", "STOPPED"}  # the other program; the keeper
+    assert not schedule_files.may_run(supervisord.places.run_dir), "a timer forked just before would stay"
 
     supervisord.ctl("start", "mqd-keeper", "mqd-controller", "mqd-worker:*", "mqd-acceptor")
     supervisord.serves()
     eventually(lambda: "mqd-timer" in supervisord.pids(), supervisord.history)
+    assert schedule_files.may_run(supervisord.places.run_dir)
 
 
 @pytest.mark.slow

@@ -205,6 +205,19 @@ def test_an_index_on_disk(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_a_timer_that_starts_after_the_broker_was_stopped_ends(tmp_path: Path) -> None:
+    """Another supervisord may have forked it before, and it had no lock yet by which to be found."""
+    run_dir = paths.layout(tmp_path).run_dir
+    run_dir.mkdir(parents=True)
+    schedule_files.end_timer(run_dir)
+    ended = subprocess.run(
+        [sys.executable, "-P", "-m", "mqd.timer"], env={**os.environ, "MQD_DATA_DIR": str(tmp_path)}, timeout=PATIENCE_S
+    )
+    assert ended.returncode == 0
+    schedule_files.allow_timer(run_dir)
+    assert schedule_files.may_run(run_dir)
+
+
 def test_a_stop_right_after_the_start_is_no_failed_start_for_supervisord(tmp_path: Path) -> None:
     supervisord = configparser.RawConfigParser()
     supervisord.read(Path(schedule_files.__file__).parents[1] / "supervisord.conf")
