@@ -43,7 +43,7 @@ PRODUCE, FIND_COORDINATOR, JOIN_GROUP, HEARTBEAT, LEAVE_GROUP, SYNC_GROUP, INIT_
     22,
     26,
 )
-MEMBER_ID_REQUIRED, REBALANCE_IN_PROGRESS, CONCURRENT_TRANSACTIONS = 79, 27, 51
+MEMBER_ID_REQUIRED, REBALANCE_IN_PROGRESS, CONCURRENT_TRANSACTIONS, NOT_ENOUGH_REPLICAS = 79, 27, 51, 19
 NOT_READY_ERRORS = (14, 15, 16, CONCURRENT_TRANSACTIONS)
 SESSION_MS = 30_000
 # heartbeat interval of members that are to learn of a rebalance: a tenth of the default of client
@@ -331,7 +331,9 @@ class TransactionalProducer:
             errors = {one.error_code for one in answer.responses[0].partition_responses}
             if errors == {0}:
                 break
-            if errors - {0, *NOT_READY_ERRORS}:
+            # clients retry NOT_ENOUGH_REPLICAS too: the previous transaction's marker may have been
+            # written while this one was verified
+            if errors - {0, NOT_ENOUGH_REPLICAS, *NOT_READY_ERRORS}:
                 raise SystemExit(f"Produce returned errors {errors}")
         struct.pack_into(">h", self.end, self.end_epoch_at, epoch)
         began = time.monotonic()

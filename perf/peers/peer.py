@@ -119,7 +119,7 @@ class Peer(abc.ABC):
         return self.directory / "data"
 
     def start(self) -> None:
-        """Sets start_seconds, the time from the command to the first response. Raises PeerFailed."""
+        """Sets start_seconds, the time from the command until is_ready(). Raises PeerFailed."""
         began = time.monotonic()
         self.launch()
         try:
@@ -182,6 +182,12 @@ class Peer(abc.ABC):
 
     def topic_disk_bytes(self, topic: str) -> int:
         """The disk usage of all directories with the topic's name. Other topics are being deleted
-        meanwhile, so the difference of the whole data directory would be wrong.
+        meanwhile, so the difference of the whole data directory would be wrong, and directories may
+        vanish during the search (os.walk ignores them; Path.rglob would raise).
         """
-        return sum(processes.disk_bytes(place) for place in self.data.rglob(f"*{topic}*") if place.is_dir())
+        return sum(
+            processes.disk_bytes(Path(parent, name))
+            for parent, names, _ in os.walk(self.data)
+            for name in names
+            if topic in name
+        )

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,24 @@ def test_a_peer_is_started_when_it_responds_and_leaves_no_files(tmp_path: Path) 
     pid = peer.pids()[0]
     peer.drop()
     assert not processes.alive(pid) and not (tmp_path / "peer").exists()
+
+
+def test_a_directory_that_vanishes_during_the_search_is_ignored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer = Script(tmp_path)
+    for name in ("peers00001-0", "peers00002-0-delete"):
+        (peer.data / name).mkdir(parents=True)
+    (peer.data / "peers00001-0" / "log").write_bytes(b"x" * 10_000)
+    scandir = os.scandir
+
+    def scan(path: str | Path) -> Iterator[os.DirEntry[str]]:
+        if os.fspath(path).endswith("-delete"):
+            raise FileNotFoundError(path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", scan)
+    assert peer.topic_disk_bytes("peers00001") >= 10_000
 
 
 def test_a_peer_that_ends_at_once_is_reported_with_the_reason(tmp_path: Path) -> None:
