@@ -12,7 +12,9 @@ PAUSE_S = 0.02
 T = TypeVar("T")
 
 
-def eventually(look: Callable[[], T], what: str | Callable[[], str] = "", seconds: float = PATIENCE_S) -> T:
+def eventually(
+    look: Callable[[], T], what: str | Callable[[], str] = "", seconds: float = PATIENCE_S, pause_s: float = PAUSE_S
+) -> T:
     """Polls `look` until it is true; returns its value. Raises AssertionError with `what` after
     `seconds`, but never before one last look.
     """
@@ -22,4 +24,4 @@ def eventually(look: Callable[[], T], what: str | Callable[[], str] = "", second
         if seen := look():
             return seen
         assert not is_over, f"not within {seconds:.0f} s: {what() if callable(what) else what}"
-        time.sleep(PAUSE_S)
+        time.sleep(pause_s)

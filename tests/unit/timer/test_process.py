@@ -211,7 +211,7 @@ def test_a_timer_that_starts_after_the_broker_was_stopped_ends(tmp_path: Path) -
     run_dir.mkdir(parents=True)
     schedule_files.end_timer(run_dir)
     ended = subprocess.run(
-        [sys.executable, "-P", "-m", "mqd.timer"], env={**os.environ, "MQD_DATA_DIR": str(tmp_path)}, timeout=PATIENCE_S
+        [sys.executable, "-P", "-m", "mqd.timer"], env={**os.environ, "MQD_DATA_DIR": str(tmp_path)}, timeout=IDLE_S / 2
     )
     assert ended.returncode == 0
     schedule_files.allow_timer(run_dir)
